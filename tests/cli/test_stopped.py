@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launch.test_finetune import run_module
+from tests.launch.finetuning.test_finetune import run_module
 
 LIMIT_S = 300
 

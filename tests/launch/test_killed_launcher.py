@@ -17,7 +17,7 @@ import pytest
 
 from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
-from tests.launch.test_finetune import run_module
+from tests.launch.finetuning.test_finetune import run_module
 from tests.weights import tiny
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train, pytest.mark.timeout(4000)]

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from superpod.errors import UserError
-from superpod.launch import convert, export_artifacts, finetune, model_job, subprocess_call
+from superpod.launch import convert, model_job, subprocess_call
+from superpod.launch.finetuning import export_artifacts, finetune
 from superpod.reports.runs import checkpoint_list
 from superpod.runtime.runs import pending_export
 from superpod.weights.transfer import conversion

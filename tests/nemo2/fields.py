@@ -80,14 +80,14 @@ def batched(packed: bool, options: str = "") -> dict[str, Any]:
     from superpod.nemo2.validation import overlapping
     from superpod.nemo2.validation.reading import Reader
     from superpod.recipes import build
-    from superpod.weights import finetune_setup
+    from superpod.weights.finetuning import data_and_weights
 
     partial = build(USERBUFFERS, options=options)
-    sizes = finetune_setup.compute_sizes(partial, packed)
+    sizes = data_and_weights.compute_sizes(partial, packed)
     samples = [Encoded(line, [*range(5, 5 + length), 2], [True] * (length + 1)) for line, length in enumerate((30, 20))]
     with tempfile.TemporaryDirectory() as folder:
-        finetune_setup.set_data(partial, Path(folder), sizes, Path(folder), 8, packed=packed)
-        file, metadata = Path(folder, finetune_setup.TRAIN), Path(folder, finetune_setup.METADATA)
+        data_and_weights.set_data(partial, Path(folder), sizes, Path(folder), 8, packed=packed)
+        file, metadata = Path(folder, data_and_weights.TRAIN), Path(folder, data_and_weights.METADATA)
         bins = packing.pack(samples, sizes.size, sizes.multiple, 0) if packed else [[sample] for sample in samples]
         packing.write(bins, file, multiple=sizes.multiple, filler=2)
         packing.write_metadata([bins], metadata)

@@ -10,7 +10,8 @@ import pytest
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.errors import UserError
-from superpod.launch import finetune, local
+from superpod.launch import local
+from superpod.launch.finetuning import finetune
 from superpod.requests.request import Request
 from superpod.slurm.preflight.preflight import findings
 from tests.slurm.preflight.test_preflight import case

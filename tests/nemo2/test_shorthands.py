@@ -52,16 +52,16 @@ def test_starts_from_a_checkpoint(partial):
 
 
 def test_early_stopping_monitors_validation_loss(partial):
-    from superpod.weights import finetune_setup
+    from superpod.weights.finetuning import steps_and_checkpoints
 
-    finetune_setup.set_steps(partial, 40)
+    steps_and_checkpoints.set_steps(partial, 40)
     partial.trainer.val_check_interval = 10
     before = len(partial.trainer.callbacks)
-    finetune_setup.set_early_stopping(partial, 0, 0.0)
+    steps_and_checkpoints.set_early_stopping(partial, 0, 0.0)
     assert len(partial.trainer.callbacks) == before
     with pytest.raises(UserError, match="40 steps have only 4 validations, one every 10"):
-        finetune_setup.set_early_stopping(partial, 4, 0.0)
-    finetune_setup.set_early_stopping(partial, 3, 0.01)
+        steps_and_checkpoints.set_early_stopping(partial, 4, 0.0)
+    steps_and_checkpoints.set_early_stopping(partial, 3, 0.01)
     stopping = partial.trainer.callbacks[-1]
     assert (stopping.monitor, stopping.mode, stopping.patience, stopping.min_delta) == ("val_loss", "min", 3, 0.01)
 

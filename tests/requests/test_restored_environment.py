@@ -52,8 +52,8 @@ def test_latest_attempt_with_environment_is_used(run):
 
 
 def test_resume_restores_variables(run, tmp_path, monkeypatch):
-    from superpod.cli.options.request_options import earlier_run
+    from superpod.launch import earlier_run
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    earlier_run(tmp_path, "tiny_llama3", "last")
+    earlier_run.find(tmp_path, "tiny_llama3", "last")
     assert os.environ["WANDB_MODE"] == "offline"

@@ -12,9 +12,9 @@ try:  # the user may press Ctrl-C during these imports, before any handler is in
     import signal
 
     from superpod.cli import streams
-    from superpod.cli.exits import INTERRUPTED, exit_interrupted
     from superpod.common import cpu_threads
     from superpod.errors import UserError, readable
+    from superpod.launch.display.exits import INTERRUPTED, exit_interrupted
 except KeyboardInterrupt:
     print("error: interrupted", file=sys.stderr, flush=True)
     os._exit(130)
@@ -112,6 +112,14 @@ class Stopped(SystemExit):
         self.message = f"error: {f'recipes {command}'.rstrip()} was terminated by {signal.Signals(number).name}"
 
 
+class NotDone(Exception):
+    """Raised if a run did not end in the state "done", after its report was printed; `main` sets the exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 def _install_stop_handlers() -> None:
     """Raise `Stopped` on SIGTERM and SIGHUP, so that `finally` blocks run; a second signal terminates at once."""
 
@@ -125,8 +133,6 @@ def _install_stop_handlers() -> None:
 
 
 def _exit_code(error: Exception) -> int:
-    from superpod.cli.running.training import NotDone
-
     if isinstance(error, NotDone):
         return error.exit_code
     return _report_unexpected(error)

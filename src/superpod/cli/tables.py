@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
+
+from superpod.launch.display.consoles import UNLIMITED, console, is_unlimited
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 GAP = 2
 """Spaces between two columns."""
 INDENT = "  "
-UNLIMITED = 100_000
-"""Width for output to a pipe or a file, which is not wrapped."""
 CHART_WIDTH = 80
 """Width of a chart in output that is not wrapped."""
 MIN_WIDTH = 20
@@ -87,20 +85,6 @@ def _wrap_cell(cell: str, width: int) -> str:
 
 def _wrap(text: str, width: int) -> str:
     return textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
-
-
-def console(file: IO[str] | None = None, *, highlight: bool = False) -> Console:
-    """Return a console that wraps to its terminal or to COLUMNS; output to a file or a pipe is not wrapped."""
-    from rich.console import Console
-
-    if is_unlimited(file or sys.stdout):
-        return Console(file=file, highlight=highlight, width=UNLIMITED)
-    return Console(file=file, highlight=highlight)
-
-
-def is_unlimited(file: IO[str]) -> bool:
-    """Return whether output is not wrapped: line-based programs such as grep need each table row on one line."""
-    return not file.isatty() and "COLUMNS" not in os.environ
 
 
 def width() -> int:

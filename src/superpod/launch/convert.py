@@ -47,7 +47,7 @@ def plan_conversion(
         UserError: `source` is incomplete or something else, or `out` exists.
     """
     from superpod.reports.runs import checkpoint_list
-    from superpod.weights import finetune_data
+    from superpod.weights.finetuning import packed_data
     from superpod.weights.transfer import conversion
 
     conversion.require_new_output(out)
@@ -69,7 +69,7 @@ def plan_conversion(
     if chat:  # a fine-tuning keeps the tokenizer and the config of the imported folder
         task = facts[run_facts.FINETUNE]
         original = Path(task["model"]) if task.get("start") else Path(facts["base"]) / conversion.KEPT
-        like = like or finetune_data.find_export_source(run.path if run else source, original)
+        like = like or packed_data.find_export_source(run.path if run else source, original)
     if adapter:
         base = _adapter_base(checkpoint.name, task, given, like)
         arguments = {"checkpoint": str(checkpoint.path), "out": str(out), "like": str(like), "base": base, "chat": chat}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.launch import export_artifacts, finetune
+from superpod.launch.finetuning import export_artifacts, finetune
 from superpod.runtime.attempts.model_steps import BASE
 from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder

@@ -68,8 +68,8 @@ def test_user_errors_are_refused(words, says, refusal):
 @pytest.fixture
 def pending(tmp_path, monkeypatch):
     """Create a trained run whose export to `out` was killed after the folder was created."""
-    from superpod.cli.running import finetune_session
-    from superpod.launch import finetune as tuning
+    from superpod.launch.finetuning import finetune as tuning
+    from superpod.launch.finetuning import session
     from superpod.runtime.checkpoints import resume as resume_rule
     from superpod.runtime.runs import pending_export
 
@@ -84,7 +84,8 @@ def pending(tmp_path, monkeypatch):
     sessions = []
     monkeypatch.setattr(resume_rule, "decide_by_sizes", lambda run: None)
     monkeypatch.setattr(tuning, "check", lambda *_: None)
-    monkeypatch.setattr(finetune_session, "run_session", lambda *words, **more: sessions.append(words))
+    monkeypatch.setattr(session, "run_session", lambda *words, **more: sessions.append(words))
+    monkeypatch.setattr("superpod.cli.running.finetune._finish", lambda outcome: None)
     return run, sessions
 
 
@@ -115,15 +116,15 @@ def test_a_pending_export_does_not_replace_another_folder(pending, tmp_path):
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
     """Run a session in a new run, with replacements for training and export."""
-    from superpod.cli.running import finetune_session
-    from superpod.launch import finetune as tuning
+    from superpod.launch.finetuning import finetune as tuning
+    from superpod.launch.finetuning import session
     from superpod.requests.request import Request
 
     def call(trained, export):
-        monkeypatch.setattr(finetune_session, "_train", lambda console, task, request, run, *more: trained(run))
-        monkeypatch.setattr(finetune_session, "_export", lambda console, run, *more: export(run))
+        monkeypatch.setattr(session, "_train", lambda console, task, request, run, *more: trained(run))
+        monkeypatch.setattr(session, "_export", lambda console, run, *more: export(run))
         task, request = tuning.Task("m", ("d.jsonl",)), Request("tiny_llama3_sft")
-        finetune_session.run_session(task, request, None, None, tmp_path / "runs")
+        session.run_session(task, request, None, None, tmp_path / "runs")
 
     return call
 

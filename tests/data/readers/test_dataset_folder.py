@@ -10,8 +10,8 @@ pytest.importorskip("pyarrow", reason="the [nemo] extra is not installed")
 from superpod.data.readers import dataset_folder, sources
 from superpod.data.samples import samples
 from superpod.errors import UserError
-from superpod.weights import finetune_data
-from superpod.weights.finetune_data import DataOptions
+from superpod.weights.finetuning import packed_data
+from superpod.weights.finetuning.packed_data import DataOptions
 from tests.data.readers.test_rows import PAIRS, write_arrow, write_parquet
 
 README = "---\nlicense: mit\nconfigs:\n{}---\n# Data\n"
@@ -150,5 +150,5 @@ def test_refuses_other_folders(what, tmp_path):
     write(tmp_path)
     folder = tmp_path / "d" if (tmp_path / "d").is_dir() else tmp_path
     with pytest.raises(UserError, match=says) as refused:
-        finetune_data.check_data(DataOptions((str(folder),)))
+        packed_data.check_data(DataOptions((str(folder),)))
     assert refused.value.hint

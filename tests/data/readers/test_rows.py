@@ -226,9 +226,9 @@ def test_names_the_missing_library(tmp_path, monkeypatch):
 GROWTH = """
 import resource, sys
 from pathlib import Path
-from superpod.weights import finetune_data
+from superpod.weights.finetuning import packed_data
 from superpod.data.samples import samples
-from superpod.weights.finetune_data import DataOptions
+from superpod.weights.finetuning.packed_data import DataOptions
 import pyarrow, pyarrow.parquet
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 finetune_data.check_data(DataOptions((sys.argv[1],)))

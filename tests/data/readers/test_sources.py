@@ -4,8 +4,8 @@ import pytest
 
 from superpod.data.readers import sources
 from superpod.errors import UserError
-from superpod.weights import finetune_data
-from superpod.weights.finetune_data import DataOptions
+from superpod.weights.finetuning import packed_data
+from superpod.weights.finetuning.packed_data import DataOptions
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_globs_and_files_with_brackets(folder):
 def test_refuses_sources_without_samples(texts, says, folder):
     def check():
         names, weights = sources.parse(texts)
-        finetune_data.check_data(DataOptions(names, weights=weights))
+        packed_data.check_data(DataOptions(names, weights=weights))
 
     with pytest.raises(UserError, match=says):
         check()
@@ -83,4 +83,4 @@ def test_refuses_sources_without_samples(texts, says, folder):
 )
 def test_refuses_invalid_options(changes, says, folder):
     with pytest.raises(UserError, match=says):
-        finetune_data.check_data(DataOptions(("a.jsonl",), **changes))
+        packed_data.check_data(DataOptions(("a.jsonl",), **changes))

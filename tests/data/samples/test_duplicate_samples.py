@@ -17,8 +17,8 @@ from superpod.data.samples import chat, duplicate_samples
 from superpod.data.samples.samples import Reading
 from superpod.data.tokens import tokenizer
 from superpod.errors import UserError
-from superpod.weights import finetune_data
-from superpod.weights.finetune_data import DataOptions
+from superpod.weights.finetuning import packed_data
+from superpod.weights.finetuning.packed_data import DataOptions
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers: [nemo] extra")
 
@@ -55,13 +55,13 @@ def folder(tmp_path, monkeypatch):
 
 def packed(texts, model, out, **more):
     """Return the counts, and the samples of both parts by token ids."""
-    from superpod.weights.finetune_setup import TRAIN, VALIDATION, Sizes
+    from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION, Sizes
 
     names, weights = sources.parse(texts)
     options = DataOptions(names, weights=weights, **more)
-    finetune_data.check_data(options)
+    packed_data.check_data(options)
     sizes = Sizes(longest=128, size=256, batch=1, multiple=1, aligned=16)
-    counts = finetune_data.pack(options, sizes, model, out)
+    counts = packed_data.pack(options, sizes, model, out)
     parts = []
     for name in (TRAIN, VALIDATION):
         rows = [row for row in np.load(out / name, allow_pickle=True) if row["loss_mask"].any()]
@@ -114,7 +114,7 @@ def test_duplicate_file_by_name_and_by_glob(again, folder, model):
     assert not training & held
     assert set((training + held).values()) == {1}
     assert len(training + held) == 60
-    assert "  removed 40 duplicate samples: 40 repeated in the same source" in finetune_data.format_counts(counts)
+    assert "  removed 40 duplicate samples: 40 repeated in the same source" in packed_data.format_counts(counts)
 
 
 def test_file_given_twice_counts_once(folder, model):
@@ -123,7 +123,7 @@ def test_file_given_twice_counts_once(folder, model):
     counts, training, held = packed(["a.jsonl", "*.jsonl"], model, folder / "out", share=0.2)
     assert not training & held
     assert len(training + held) == 60
-    assert f"  removed 40 duplicate samples: 40 also in {folder}/a.jsonl" in finetune_data.format_counts(counts)
+    assert f"  removed 40 duplicate samples: 40 also in {folder}/a.jsonl" in packed_data.format_counts(counts)
 
 
 def test_duplicate_rows_are_not_in_both_parts(folder, model):
@@ -141,7 +141,7 @@ def test_validation_samples_are_not_trained_on(folder, model):
     assert not training & held
     assert (
         f"  removed 10 duplicate samples: 10 also in --validation-data {folder}/v.jsonl"
-        in finetune_data.format_counts(counts)
+        in packed_data.format_counts(counts)
     )
 
 

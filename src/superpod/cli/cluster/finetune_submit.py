@@ -14,7 +14,7 @@ from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.cli.options.sample_options import TuningOptions
-    from superpod.launch.finetune import Task
+    from superpod.launch.finetuning.finetune import Task
     from superpod.requests.request import Request
     from superpod.slurm.profiles.live_cluster import LiveCluster
     from superpod.slurm.profiles.profiles import Cluster
@@ -38,7 +38,7 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
     Raises:
         UserError: the command line is not supported here or by `recipes finetune`.
     """
-    from superpod.launch import finetune, finetune_overrides
+    from superpod.launch.finetuning import finetune, tuning_overrides
     from superpod.slurm.script import batch_script
 
     if not model:
@@ -56,7 +56,7 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
             "log in to the cluster and run the command there",
         )
     (request,) = requests
-    finetune_overrides.refuse_reserved(request.overrides)
+    tuning_overrides.refuse_reserved(request.overrides)
     folder = finetune.model_folder(model).absolute()
     if profile.container.image:
         problem = batch_script.mount_problem(str(folder))
@@ -73,14 +73,14 @@ def finetune_submission(
     """Pack the samples of a fine-tuning run and return its submission, checked against the cluster.
 
     Raises:
-        UserError: as in `finetune_job.resolve_finetuning`, or preflight refuses the submission; its packed samples are
+        UserError: as in `cluster_job.resolve_finetuning`, or preflight refuses the submission; its packed samples are
             then removed.
     """
     from superpod.cli import tables
-    from superpod.cli.running.progress_bar import spinner
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
-    from superpod.launch import finetune_job
+    from superpod.launch.display.progress_bar import spinner
+    from superpod.launch.finetuning import cluster_job
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import submit as slurm_submit
 
@@ -91,7 +91,7 @@ def finetune_submission(
 
     message = "building the recipe with NeMo and packing the samples"
     with silence_libraries() as terminal, spinner(tables.console(terminal), message):
-        run = finetune_job.resolve_finetuning(request, task, Path(runs or profile.folders.runs), note)
+        run = cluster_job.resolve_finetuning(request, task, Path(runs or profile.folders.runs), note)
     submission = slurm_submit.Submission(run, profile, runs, time)
     with discard_on_failure(submission):
         preflight.refuse(preflight.Case(submission, live, attempts=attempts))
@@ -100,9 +100,9 @@ def finetune_submission(
 
 def discard(submission: Submission) -> None:
     """Remove the packed samples of a fine-tuning run that is not submitted."""
-    from superpod.launch import finetune_job
+    from superpod.launch.finetuning import cluster_job
 
-    finetune_job.discard_samples(submission.run)
+    cluster_job.discard_samples(submission.run)
 
 
 @contextmanager

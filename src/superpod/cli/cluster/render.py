@@ -5,7 +5,7 @@ from __future__ import annotations
 from superpod.cli.cluster.submit_checks import AttemptTime, SharedRuns, TargetCluster, check_request, resolve_request
 from superpod.cli.options.request_options import Build, Data, Name, Overrides
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
-from superpod.cli.running.validated import require_built
+from superpod.launch.model_check import require_built
 
 
 @with_size

@@ -28,11 +28,11 @@ from superpod.cli.options.sample_options import TuningOptions
 from superpod.cli.options.shared_options import spread
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
-from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
+from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
-    from superpod.launch.finetune import Task
+    from superpod.launch.finetuning.finetune import Task
     from superpod.requests.request import Request
     from superpod.slurm.preflight.dependency import Dependency
     from superpod.slurm.preflight.preflight import Claim

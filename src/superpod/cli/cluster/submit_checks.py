@@ -81,9 +81,9 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     If NeMo is not installed on this machine, only plan the request: the job will build it.
     """
     from superpod.cli import tables
-    from superpod.cli.running.progress_bar import spinner
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
+    from superpod.launch.display.progress_bar import spinner
     from superpod.requests.deferred import needs_nemo, resolve_for_job
 
     if installed.missing_package():

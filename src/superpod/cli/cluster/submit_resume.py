@@ -14,8 +14,8 @@ from superpod.cli.cluster.submit_checks import (
     resolve_request,
     slurm_submit,
 )
-from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
+from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder

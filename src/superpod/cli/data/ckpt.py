@@ -164,9 +164,9 @@ def convert(
     The format of SOURCE determines the direction. The logits of both models are compared on a few tokens; if they
     differ, nothing is written.
     """
-    from superpod.cli.running.progress_bar import spinner, stderr_console
     from superpod.common import atomic_folder
     from superpod.launch import convert, subprocess_call
+    from superpod.launch.display.progress_bar import spinner, stderr_console
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
     for folder in atomic_folder.remove_abandoned(out):

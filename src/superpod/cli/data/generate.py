@@ -65,8 +65,8 @@ def choose_checkpoint(where: Path) -> Checkpoint:
 
 def call_with_checkpoint(function: str, chosen: Checkpoint, **arguments: object) -> Any:
     """Call a function of weights/serving/generate.py on a checkpoint, in a separate process."""
-    from superpod.cli.running.progress_bar import spinner, stderr_console
     from superpod.launch import subprocess_call
+    from superpod.launch.display.progress_bar import spinner, stderr_console
 
     with spinner(stderr_console(), f"{WORK[function]} with {chosen.name} (1 to 2 min)"):
         return subprocess_call.call_once(

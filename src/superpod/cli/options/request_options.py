@@ -11,11 +11,9 @@ import typer
 
 from superpod.cli import spellings
 from superpod.cli.options.size_options import SizeOptions, print_notes
-from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.requests.request import Request
-    from superpod.runtime.runs.run_folder import RunFolder
 
 Name = Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", callback=spellings.normalize_name)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as trainer.max_steps=10.")]
@@ -110,33 +108,3 @@ def _missing_weights(request: Request) -> list[str]:
         return []
     problem, instead = missing_weights.explain(registry.find(name))
     return [f"{problem}\n  next: {instead}"] if problem else []
-
-
-def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
-    """Return the run of a recipe that `--resume` names, and restore the environment variables of that run.
-
-    Args:
-        runs: parent of the run folders, for `last`.
-        name: name of the recipe.
-        resume: run folder, or `last`.
-
-    Raises:
-        UserError: the run does not exist, or belongs to a different recipe or user.
-    """
-    from superpod.requests import restored_environment
-    from superpod.runtime.runs import owner
-    from superpod.runtime.runs.run_folder import RunFolder
-
-    if not resume:
-        raise UserError("--resume needs a run", "pass a run folder, or `last`")
-    folder = RunFolder.latest(runs, name) if resume == "last" else RunFolder.open(resume)
-    if folder is None:
-        raise UserError(
-            f"{runs} contains no run of {name}", "start one without --resume, or set the folder with --runs"
-        )
-    if folder.recipe != name:
-        raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
-    owner.refuse_others(folder.path, "continue it")
-    owner.refuse_unsafe(folder.path)
-    restored_environment.restore_variables(folder)
-    return folder

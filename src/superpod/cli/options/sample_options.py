@@ -13,7 +13,7 @@ from superpod.cli.options.shared_options import NoForwardCheck
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.launch.finetune import Task
+    from superpod.launch.finetuning.finetune import Task
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SampleOptions:
         """
         from superpod.data.readers import sources
         from superpod.data.samples.samples import Reading
-        from superpod.launch.finetune import Task
+        from superpod.launch.finetuning.finetune import Task
 
         names, weights = sources.parse(self.data or [])
         others, no_weights = sources.parse(self.validation_data or [])
@@ -106,9 +106,9 @@ class TuningOptions(SampleOptions):
 
     def with_steps(self, overrides: Sequence[str] | None) -> list[str]:
         """Return the overrides with `--steps` added. Raises UserError if they set a different number of steps."""
-        from superpod.launch import finetune_overrides
+        from superpod.launch.finetuning import tuning_overrides
 
-        return [*finetune_overrides.with_steps(tuple(overrides or ()), self.steps)]
+        return [*tuning_overrides.with_steps(tuple(overrides or ()), self.steps)]
 
     def task(self, model: str) -> Task:
         """Return the task from `SampleOptions.task` with the options of this class added. Raises UserError."""

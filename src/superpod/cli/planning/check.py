@@ -131,8 +131,8 @@ ALTERNATIVES = {
 
 def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> CheckReport:
     """Check a run by building it with NeMo, in a separate process."""
-    from superpod.cli.running.progress_bar import spinner, stderr_console
     from superpod.collection import installed
+    from superpod.launch.display.progress_bar import spinner, stderr_console
     from superpod.rehearsal import configuration_check
 
     request = _request(options, overrides)

@@ -34,8 +34,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the differences between the configurations of two recipes, and why they matter."""
-    from superpod.cli.running.progress_bar import quiet_spinner
     from superpod.collection import installed
+    from superpod.launch.display.progress_bar import quiet_spinner
 
     installed.require("comparing recipes, which builds them,")
     for name in (a, b):

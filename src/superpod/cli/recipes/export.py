@@ -12,9 +12,9 @@ import typer
 from superpod.cli.options import size_options
 from superpod.cli.options.request_options import Build, Data, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, with_size
-from superpod.cli.running.validated import require_built
 from superpod.common import output_file
 from superpod.errors import UserError
+from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
     from superpod.requests.request import Request
@@ -36,7 +36,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe to a single Python file that needs only NeMo and NeMo-Run."""
-    from superpod.cli.running.progress_bar import quiet_spinner
+    from superpod.launch.display.progress_bar import quiet_spinner
 
     check_file(to, force=force)
     request = make_request(name, overrides, data, size)

@@ -176,8 +176,8 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from superpod.cli.running.progress_bar import can_redraw
     from superpod.collection.facts import proof_level
+    from superpod.launch.display.progress_bar import can_redraw
     from superpod.rehearsal.proof.proof import prove as prove_all
 
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())

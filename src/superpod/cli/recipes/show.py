@@ -44,8 +44,8 @@ def show(
 
 def _configuration_lines(request: Request) -> list[Line]:
     """Return the configuration without checking it, so that a recipe that cannot run can still be inspected."""
-    from superpod.cli.running.progress_bar import quiet_spinner
     from superpod.collection import installed
+    from superpod.launch.display.progress_bar import quiet_spinner
     from superpod.requests.resolve import build_configuration
 
     installed.require("building a recipe")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import spellings
+from superpod.cli import NotDone, spellings
 from superpod.cli.options.request_options import Build, Nodes, Runs
 from superpod.cli.options.sample_options import TuningOptions
 from superpod.cli.options.shared_options import spread
 from superpod.cli.options.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
+
+if TYPE_CHECKING:
+    from superpod.launch.finetuning.session import Outcome
 
 
 @spread(TuningOptions, "samples")
@@ -54,15 +60,15 @@ def finetune(
     On a machine without GPUs, this is a rehearsal: a shrunk model is trained on CPUs.
     """
     from superpod.cli.options.size_options import SizeOptions, print_notes
-    from superpod.cli.running import finetune_session as session
-    from superpod.launch import finetune as tuning
-    from superpod.launch import finetune_overrides, preflight
+    from superpod.launch import preflight
+    from superpod.launch.finetuning import finetune as tuning
+    from superpod.launch.finetuning import session, tuning_overrides
     from superpod.requests.request import Request
     from superpod.weights.transfer import conversion
 
     if out and resume is None:  # a resumed run may find the incomplete export of an earlier attempt
         conversion.require_new_output(out, "--out ")
-    finetune_overrides.refuse_reserved(overrides or ())
+    tuning_overrides.refuse_reserved(overrides or ())
     changes = tuple(samples.with_steps(with_wandb(overrides, wandb)))
     task = samples.task(model or "")
     folder = None
@@ -83,5 +89,22 @@ def finetune(
     request = request.with_resolved_size()
     tuning.check(name, task, request.overrides, request.size(), folder is not None and tuning.is_packed(folder))
     preflight.require_writable(folder.path if folder else runs)
-    more_steps = finetune_overrides.read_steps(changes) is not None
-    session.run_session(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate, build=build)
+    more_steps = tuning_overrides.read_steps(changes) is not None
+    _finish(session.run_session(task, request, folder, out, runs, more_steps, evaluate, build))
+
+
+def _finish(outcome: Outcome) -> None:
+    """Print the report of a run, and raise NotDone if it is not done or its exported model is wrong."""
+    from superpod.cli.runs.report import print_report
+
+    run, stopped = outcome.run, outcome.stopped
+    with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
+        print_report(run)
+        if outcome.export_error:
+            print(f"WRONG: {outcome.export_error}", file=sys.stderr)
+        elif stopped:
+            print(f"to continue: recipes finetune {run.recipe} --resume {shlex.quote(str(run.path))}")
+    if outcome.export_error:
+        raise NotDone(1)
+    if stopped:
+        raise NotDone(stopped.exit_code)

@@ -154,7 +154,7 @@ def _mark(name: str) -> None:
 
 
 def _plan(request: Request, ranks: int) -> Rehearsal:
-    from superpod.cli.running.progress_bar import quiet_spinner
+    from superpod.launch.display.progress_bar import quiet_spinner
     from superpod.rehearsal import rehearsal_run
     from superpod.requests import subject
 

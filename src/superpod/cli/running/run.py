@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import NotDone
 from superpod.cli.options.profile_option import ProfileOptions, with_profile
-from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, earlier_run, make_request
+from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, make_request
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
-from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.requests.request import Request
+    from superpod.launch.local import AttemptEnd
     from superpod.runtime.runs.run_folder import RunFolder
 
 
@@ -50,12 +49,13 @@ def run(
     folder = None
     request = make_request(name, overrides, data, size) if resume is None else None
     installed.require("training")
-    from superpod.launch import preflight
+    from superpod.launch import earlier_run, local_attempt, preflight
     from superpod.runtime.checkpoints import resume as resume_rule
 
     if request is None:
         assert resume is not None
-        folder, request = _open_earlier_run(runs, name, resume, overrides or [], data, size)
+        size_options = size.given_options()
+        folder, request = earlier_run.open_pretraining(runs, name, resume, overrides or [], data, size_options)
         with folder.lock():
             resume_rule.decide_by_sizes(folder)
         request.check()
@@ -65,56 +65,20 @@ def run(
     target = folder.path if folder else runs
     preflight.require_writable(target)
     preflight.require_disk_space(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
-    _train(request, folder, runs, build=build)
+    _finish(*local_attempt.build_and_train(request, folder, runs, build=build))
 
 
-def _open_earlier_run(
-    runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, size: SizeOptions
-) -> tuple[RunFolder, Request]:
-    """Return the run to resume and its request with the changes of this command line."""
-    from superpod.requests import resume_changes
-    from superpod.requests.request import Request
-    from superpod.runtime.processes.attempt_processes import refuse_running
-    from superpod.runtime.runs import pending_facts
-
-    folder = earlier_run(runs, name, resume)
-    with folder.lock():
-        refuse_running(folder.path)
-        pending_facts.apply(folder)  # left behind by a launcher that was killed
-    if "finetune" in folder.facts:
-        raise UserError(
-            f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
-        )
-    if folder.done and not overrides:
-        raise UserError(f"{folder.path} is done", "increase the number of steps, for example trainer.max_steps=100")
-    for option, value in size.given_options().items():
-        raise UserError(f"{option} {value} cannot be changed when a run is resumed", "start a new run")
-    for change in resume_changes.find_changes(folder, overrides):
-        print(f"change {change}", file=sys.stderr)
-    return folder, Request.from_run(folder, overrides, data.absolute() if data else None)
-
-
-def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:
-    from superpod.cli import tables
-    from superpod.cli.running import training
-    from superpod.cli.running.progress_bar import exit_on_interrupt, spinner
+def _finish(end: AttemptEnd, folder: RunFolder) -> None:
+    """Print the report of a run, and raise NotDone if it is not done."""
     from superpod.cli.runs.report import print_report
-    from superpod.common.quiet import silence_libraries
-    from superpod.launch import local
 
-    with silence_libraries() as terminal:
-        console = tables.console(terminal, highlight=True)
-        with spinner(console, "importing NeMo and building the recipe (10 to 20 s)"), exit_on_interrupt(console):
-            local_run = local.prepare(request)
-        require_built([local_run.resolved], build=build, console=console)
-        end, folder = training.train(console, local_run, folder, runs)
     with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
         print_report(folder)
         _print_profile_command(folder)
         if end.state != "done" and any(folder.checkpoints.iterdir()):
-            print(f"to continue: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
+            print(f"to continue: recipes run {folder.recipe} --resume {shlex.quote(str(folder.path))}")
     if end.state != "done":
-        raise training.NotDone(end.exit_code)
+        raise NotDone(end.exit_code)
 
 
 def _print_profile_command(folder: RunFolder) -> None:

@@ -127,7 +127,7 @@ def _can_redraw() -> bool:
     """Return whether the terminal can show a live page; print a note if not."""
     from rich.console import Console
 
-    from superpod.cli.running.progress_bar import can_redraw
+    from superpod.launch.display.progress_bar import can_redraw
 
     if can_redraw(Console()):
         return True

@@ -119,7 +119,7 @@ def connect(
 
 
 def _pack_micro_batches(partial: Partial) -> Partial:
-    """Return the recipe with each micro-batch in one sequence, as in `recipes finetune` (weights/finetune_setup.py)."""
+    """Return the recipe with each micro-batch in one sequence, as in `recipes finetune` (weights/finetuning/)."""
     changed = copy.deepcopy(partial)
     data, fold = changed.data, changed.data.micro_batch_size
     data.micro_batch_size, data.seq_length = 1, data.seq_length * fold

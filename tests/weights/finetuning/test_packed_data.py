@@ -11,8 +11,8 @@ import pytest
 
 from superpod.data.samples.samples import SKIPPED, Reading
 from superpod.errors import UserError
-from superpod.weights import finetune_data
-from superpod.weights.finetune_data import DataOptions
+from superpod.weights.finetuning import packed_data
+from superpod.weights.finetuning.packed_data import DataOptions
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers: [nemo] extra")
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def sizes():
-    from superpod.weights.finetune_setup import Sizes
+    from superpod.weights.finetuning.data_and_weights import Sizes
 
     return Sizes(longest=64, size=128, batch=2, multiple=1, aligned=16)
 
@@ -43,12 +43,12 @@ def sizes():
 def packed(options, sizes, folder, out):
     """Return the counts, and the decoded samples for training and validation."""
     from superpod.data.samples import chat
-    from superpod.weights.finetune_setup import TRAIN, VALIDATION
+    from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION
 
-    finetune_data.check_data(options)
-    kept = finetune_data.tokenizer_folder(options, folder / "model", out)
+    packed_data.check_data(options)
+    kept = packed_data.tokenizer_folder(options, folder / "model", out)
     tokenizer = chat.load(str(kept))
-    counts = finetune_data.pack(options, sizes, tokenizer, out)
+    counts = packed_data.pack(options, sizes, tokenizer, out)
     texts = []
     for name in (TRAIN, VALIDATION):
         rows = [row for row in np.load(out / name, allow_pickle=True) if row["loss_mask"].any()]
@@ -76,7 +76,7 @@ def test_weights_without_repetition_in_a_sequence(folder, sizes, tmp_path):
     held = [text for sequence in validation for text in sequence]
     assert Counter("left" in text for text in held) == {True: 4, False: 1}
     assert not set(held) & set(samples)
-    lines = finetune_data.format_counts(counts)
+    lines = packed_data.format_counts(counts)
     assert [line.partition(",")[0] for line in lines[:2]] == ["left.jsonl: 40 samples", "right.jsonl: 10 samples"]
     assert "left.jsonl: 50.0% of an epoch, 36 samples, each 1.00 times" in lines
     assert "right.jsonl: 50.0% of an epoch, 36 samples, each 4.00 times" in lines
@@ -95,9 +95,9 @@ def test_uses_validation_split_of_a_dataset(folder, sizes, tmp_path):
     words = [[Counter(text.split()[1] for sequence in part for text in sequence)] for part in (training, validation)]
     assert words == [[{"left": 40}], [{"centre": 5}]]
     with pytest.raises(UserError, match="has its own validation split"):
-        finetune_data.check_data(replace(options, share=0.1))
+        packed_data.check_data(replace(options, share=0.1))
     with pytest.raises(UserError, match=r"has a validation split, but .*left.jsonl has none"):
-        finetune_data.check_data(replace(options, data=(*options.data, str(folder / "left.jsonl"))))
+        packed_data.check_data(replace(options, data=(*options.data, str(folder / "left.jsonl"))))
     other = replace(options, validation_data=(str(folder / "right.jsonl"),))
     assert packed(other, sizes, folder, tmp_path / "other")[0]["validation"]["samples"] == 10
 
@@ -109,11 +109,11 @@ def test_stores_bad_lines_with_packed_samples(folder, sizes, tmp_path):
     counts, _, _ = packed(options, sizes, folder, tmp_path / "out")
     kept = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
     assert [(row["line"], row["text"]) for row in kept] == [(41, "{}"), (42, '{"question": "a", "answer": 3}')]
-    printed = "\n".join(finetune_data.format_counts(counts))
+    printed = "\n".join(packed_data.format_counts(counts))
     assert "skipped 2 bad lines (1 x has the keys none, 1 x answer is a number, not a string): " in printed
     assert str(tmp_path / "out" / SKIPPED) in printed
     with pytest.raises(UserError, match=r"a.jsonl:41: has the keys none"):
-        finetune_data.check_data(replace(options, reading=Reading()))
+        packed_data.check_data(replace(options, reading=Reading()))
 
 
 REFUSES = "{% for m in messages %}{% if '7' in m.content %}{{ raise_exception('no sevens') }}{% endif %}{{ m.role }} {{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"  # noqa: E501
@@ -126,8 +126,8 @@ def test_user_template(folder, sizes, tmp_path):
     texts = [text for sequence in training for text in sequence]
     assert len(texts) == 38
     assert all(text.startswith("user left ") for text in texts)
-    assert finetune_data.find_export_source(tmp_path, folder / "model") == tmp_path / "data" / "tokenizer"
-    assert finetune_data.find_export_source(tmp_path / "none", folder / "model") == folder / "model"
+    assert packed_data.find_export_source(tmp_path, folder / "model") == tmp_path / "data" / "tokenizer"
+    assert packed_data.find_export_source(tmp_path / "none", folder / "model") == folder / "model"
     (tmp_path / "t.jinja").write_text(REFUSES)
     with pytest.raises(UserError, match=r"left.jsonl:8: the chat template rejects it: no sevens"):
         packed(options, sizes, folder, tmp_path / "refused")
@@ -144,7 +144,7 @@ def test_reports_truncated_and_dropped_samples(folder, sizes, tmp_path):
         packed(options, sizes, folder, tmp_path / "refused")
     for policy, says in (("cut", "1 truncated"), ("drop", "1 dropped; the longest had")):
         counts, _, _ = packed(replace(options, long=policy), sizes, folder, tmp_path / policy)
-        assert says in "\n".join(finetune_data.format_counts(counts))
+        assert says in "\n".join(packed_data.format_counts(counts))
 
 
 @pytest.mark.nemo
@@ -154,7 +154,7 @@ def test_nemo_reads_arrays_like_lists(folder, sizes, tmp_path, nemo):
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
     from nemo.collections.llm.gpt.data.core import create_sft_dataset
 
-    from superpod.weights.finetune_setup import METADATA, TRAIN
+    from superpod.weights.finetuning.data_and_weights import METADATA, TRAIN
 
     packed(options_of(folder, "left", "right"), sizes, folder, tmp_path)
     rows = np.load(tmp_path / TRAIN, allow_pickle=True)

@@ -9,22 +9,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from superpod.launch.local import AttemptEnd, LocalRun
+    from superpod.requests.request import Request
     from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 STYLES = {"done": "green", "cancelled": "yellow"}
 
 
-class NotDone(Exception):
-    """Raised if a run did not end in the state "done", after its report was printed; `main` sets the exit code."""
+def build_and_train(
+    request: Request, folder: RunFolder | None, runs: Path, *, build: bool
+) -> tuple[AttemptEnd, RunFolder]:
+    """Build the configuration of a request and run one attempt, as `train` does."""
+    from superpod.common.quiet import silence_libraries
+    from superpod.launch import local
+    from superpod.launch.display import consoles
+    from superpod.launch.display.progress_bar import exit_on_interrupt, spinner
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+    with silence_libraries() as terminal:
+        console = consoles.console(terminal, highlight=True)
+        with spinner(console, "importing NeMo and building the recipe (10 to 20 s)"), exit_on_interrupt(console):
+            local_run = local.prepare(request)
+        require_built([local_run.resolved], build=build, console=console)
+        return train(console, local_run, folder, runs)
 
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
@@ -59,8 +70,8 @@ def train_locked(
     console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None
 ) -> AttemptEnd:
     """Run the open `attempt` of a run, or a new one; return how it ended. This process must hold the run's lock."""
-    from superpod.cli.running.progress_bar import StepProgress
     from superpod.launch import local, preflight
+    from superpod.launch.display.progress_bar import StepProgress
     from superpod.runtime.checkpoints import resume
     from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_facts

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.launch import finetune, model_job
+from superpod.launch import model_job
+from superpod.launch.finetuning import finetune
 from superpod.runtime.attempts.model_steps import PACKED
 from superpod.runtime.runs import owner
 
 if TYPE_CHECKING:
-    from superpod.launch.finetune import Task
+    from superpod.launch.finetuning.finetune import Task
     from superpod.requests.request import Request
     from superpod.requests.resolve import ResolvedRun
 

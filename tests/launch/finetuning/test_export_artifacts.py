@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from superpod.errors import UserError
-from superpod.launch import export_artifacts
-from superpod.launch.export_artifacts import Evaluation
+from superpod.launch.finetuning import export_artifacts
+from superpod.launch.finetuning.export_artifacts import Evaluation
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.weights.serving import evaluate
 

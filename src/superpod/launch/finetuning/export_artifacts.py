@@ -123,10 +123,10 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
     Raises:
         SubprocessFailed: transformers could not load or run the model; the message gives the last line of the log.
     """
-    from superpod.launch import finetune
+    from superpod.launch.finetuning import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
     from superpod.runtime.processes import watchdog
-    from superpod.weights.finetune_setup import VALIDATION
+    from superpod.weights.finetuning.data_and_weights import VALIDATION
 
     attempt = run.attempts[-1].path
     out, log = attempt / "evaluation.json", attempt / "evaluation.log"

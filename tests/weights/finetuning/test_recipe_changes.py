@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights import finetune_setup as setup
+from superpod.weights.finetuning import data_and_weights as setup
+from superpod.weights.finetuning import steps_and_checkpoints
 
 
 class Config(SimpleNamespace):
@@ -140,7 +141,7 @@ def test_what_has_one_length_gets_one(tmp_path, overlap, graphs, packed, overlap
 )
 def test_the_last_step_is_validated(steps, every, asked, becomes):
     partial = recipe(steps=steps, every=every)
-    setup.set_steps(partial, asked)
+    steps_and_checkpoints.set_steps(partial, asked)
     trainer = partial.trainer
     assert (trainer.max_steps, trainer.val_check_interval) == becomes
     assert trainer.check_val_every_n_epoch is None
@@ -148,7 +149,7 @@ def test_the_last_step_is_validated(steps, every, asked, becomes):
 
 def test_the_best_checkpoint_is_the_one_of_the_lowest_validation_loss():
     partial = recipe()
-    setup.set_steps(partial, None)
+    steps_and_checkpoints.set_steps(partial, None)
     assert vars(partial.log.ckpt) == {
         "monitor": "val_loss",
         "mode": "min",
@@ -162,18 +163,18 @@ def test_the_best_checkpoint_is_the_one_of_the_lowest_validation_loss():
 def test_early_stopping_waits_for_the_lowest_loss():
     before = object()
     partial = recipe(callbacks=[before], steps=100, every=20)
-    setup.set_early_stopping(partial, 4, 0.01)
+    steps_and_checkpoints.set_early_stopping(partial, 4, 0.01)
     [kept, stopping] = partial.trainer.callbacks
     assert kept is before
     assert vars(stopping) == {
         "cls": "EarlyStopping", "monitor": "val_loss", "mode": "min", "patience": 4, "min_delta": 0.01,
     }  # fmt: skip
     none = recipe(steps=100, every=20)
-    setup.set_early_stopping(none, 0, 0.01)
+    steps_and_checkpoints.set_early_stopping(none, 0, 0.01)
     assert none.trainer.callbacks == []
 
 
 def test_more_patience_than_validations_is_refused():
     with pytest.raises(UserError, match="100 steps have only 5 validations, one every 20") as refused:
-        setup.set_early_stopping(recipe(steps=100, every=20), 5, 0.0)
+        steps_and_checkpoints.set_early_stopping(recipe(steps=100, every=20), 5, 0.0)
     assert "such as 5" in refused.value.hint  # 100 / (4 x 5)

@@ -12,12 +12,12 @@ import time
 import pytest
 from rich.console import Console
 
-from superpod.cli.running import progress_bar
-from superpod.cli.running.progress_bar import StepProgress, spinner
 from superpod.common import progress_file
 from superpod.common.json_files import append_line
 from superpod.errors import UserError
 from superpod.launch import preflight
+from superpod.launch.display import progress_bar
+from superpod.launch.display.progress_bar import StepProgress, spinner
 from superpod.requests.request import Request
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 

@@ -19,7 +19,7 @@ from superpod.errors import UserError, counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from superpod.weights.finetune_setup import Sizes
+    from superpod.weights.finetuning.data_and_weights import Sizes
 
 SHARE = 0.05
 """Default share of the samples that are held out for validation."""
@@ -156,7 +156,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
         UserError: a sample is too long and `options.long` forbids it, there are too few samples, or the chat template
             rejects a sample.
     """
-    from superpod.weights.finetune_setup import METADATA, TRAIN, VALIDATION
+    from superpod.weights.finetuning.data_and_weights import METADATA, TRAIN, VALIDATION
 
     out.mkdir(parents=True, exist_ok=True)
     skipped_file = out / SKIPPED

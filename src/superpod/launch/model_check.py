@@ -22,7 +22,7 @@ def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console 
     Raises:
         UserError: a model cannot be built; the message gives the errors of Megatron, Transformer Engine or NeMo.
     """
-    from superpod.cli.running.progress_bar import spinner, stderr_console
+    from superpod.launch.display.progress_bar import spinner, stderr_console
     from superpod.rehearsal import validation
 
     console = console or stderr_console()

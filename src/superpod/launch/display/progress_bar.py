@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
-from superpod.cli import tables
 from superpod.common.json_files import tail_lines
+from superpod.launch.display import consoles
+from superpod.launch.display.exits import exit_interrupted
 from superpod.runtime.processes.local_ranks import STOPS
 from superpod.runtime.runs.run_folder import RunFolder
 
@@ -95,7 +96,7 @@ def quiet_spinner(message: str) -> Iterator[None]:
     """Show a spinner on the terminal, as `spinner` does, and suppress the output of libraries."""
     from superpod.common.quiet import silence_libraries
 
-    with silence_libraries() as terminal, spinner(tables.console(terminal), message):
+    with silence_libraries() as terminal, spinner(consoles.console(terminal), message):
         yield
 
 
@@ -110,7 +111,6 @@ def exit_on_interrupt(console: Console, clean_up: Callable[[], None] = lambda: N
 
     Modules that NeMo imports contain bare `except` clauses, which would swallow a KeyboardInterrupt.
     """
-    from superpod.cli.exits import exit_interrupted
 
     def leave(*_: object) -> None:
         clean_up()

@@ -12,7 +12,7 @@ import pytest
 
 from superpod.collection.sizes.sized import Size
 from superpod.errors import UserError
-from superpod.launch import finetune
+from superpod.launch.finetuning import finetune
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder

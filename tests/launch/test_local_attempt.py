@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from superpod.cli.running import training
 from superpod.common.json_files import append_line
 from superpod.errors import UserError
-from superpod.launch import local, preflight
+from superpod.launch import local, local_attempt, preflight
 from superpod.requests.request import Request
 from superpod.runtime.checkpoints.resume import Resume
 from superpod.runtime.processes import attempt_processes
@@ -48,7 +47,7 @@ def train(monkeypatch, tmp_path):
         monkeypatch.setattr(local, "decide_resume", lambda *_: Resume(None))
         monkeypatch.setattr(preflight, "require_disk_space", lambda *_: None)
         monkeypatch.setattr(attempt_processes, "refuse_running", lambda *_: None)
-        _, folder = training.train(Console(quiet=True), fake_run(max_steps), run, tmp_path / "runs")
+        _, folder = local_attempt.train(Console(quiet=True), fake_run(max_steps), run, tmp_path / "runs")
         return folder
 
     return call
@@ -102,5 +101,5 @@ def test_a_run_refused_for_disk_space_leaves_no_folder(tmp_path):
     too_large = fake_run(10)
     too_large.checkpoint_bytes = 2**60
     with pytest.raises(UserError, match="two checkpoints of"):
-        training.train(Console(quiet=True), too_large, None, runs)
+        local_attempt.train(Console(quiet=True), too_large, None, runs)
     assert not list(runs.iterdir())

@@ -6,18 +6,17 @@ is killed in these phases is therefore detected, and the run is not considered d
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
+from superpod.launch.model_check import require_built
 from superpod.runtime.runs import run_facts
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superpod.launch.finetune import Task
+    from superpod.launch.finetuning.finetune import Task
     from superpod.launch.local import AttemptEnd, LocalRun
     from superpod.requests.request import Request
     from superpod.runtime.runs.run_folder import Attempt, RunFolder
@@ -34,22 +33,33 @@ FOLDER = "hf"
 """Default name of the exported folder, inside the run folder."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended."""
+
+    run: RunFolder
+    stopped: AttemptEnd | None
+    """The end of the attempt if it did not complete the run."""
+    export_error: str
+    """How the exported model differs from the trained one, else ""."""
+
+
 def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], out: Path | None) -> RunFolder:
     """Return the run that `--resume` names, to be trained further or only exported.
 
     Raises:
         UserError: the run is in use or done, has no intact checkpoint, or does not permit one of the changes.
     """
-    from superpod.cli.options.request_options import earlier_run
-    from superpod.launch import finetune as tuning
-    from superpod.launch import finetune_overrides
+    from superpod.launch import earlier_run
+    from superpod.launch.finetuning import finetune as tuning
+    from superpod.launch.finetuning import tuning_overrides
     from superpod.requests import resume_changes
     from superpod.runtime.checkpoints import resume as resume_rule
     from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_export, pending_facts
     from superpod.weights.transfer import conversion
 
-    folder = earlier_run(runs, name, resume)
+    folder = earlier_run.find(runs, name, resume)
     tuning.Task.from_run(folder)  # raises UserError if the run is not a fine-tuning
     with folder.lock():  # released again; this only refuses a run in use before NeMo is imported
         refuse_running(folder.path)
@@ -58,7 +68,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
         resume_rule.decide_by_sizes(folder)
     for change in changed:
         print(f"change {change}", file=sys.stderr)
-    if folder.done and not folder.has_pending_export and finetune_overrides.read_steps(changes) is None:
+    if folder.done and not folder.has_pending_export and tuning_overrides.read_steps(changes) is None:
         raise UserError(
             f"{folder.path} is done: its learning-rate schedule has ended",
             f"start a new run from this one with more --steps, or export it: "
@@ -71,8 +81,6 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
 
 def with_start(task: Task, recipe: str, start: Path | None) -> Task:
     """Return the task with the NeMo checkpoint from `--from`. Raises UserError if it is of a different model."""
-    from dataclasses import replace
-
     from superpod.collection.registry import find
     from superpod.launch import start_checkpoint
 
@@ -91,7 +99,7 @@ def run_session(
     more_steps: bool = False,
     evaluate: bool = True,
     build: bool = True,
-) -> None:
+) -> Outcome:
     """Prepare, train and export a run; a run that is already trained is only exported.
 
     Args:
@@ -101,14 +109,12 @@ def run_session(
         out: folder to export to; None = inside the run folder.
         runs: folder in which a new run folder is created.
         more_steps: continue training even if the run is already trained.
-        evaluate: evaluate the exported model with transformers; exit with 1 if it differs from the trained one.
+        evaluate: evaluate the exported model with transformers.
         build: if the recipe is changed, first build the models of three ranks.
     """
-    from superpod.cli import tables
-    from superpod.cli.running import training
-    from superpod.cli.runs.report import print_report
     from superpod.common.json_files import read_json
     from superpod.common.quiet import silence_libraries
+    from superpod.launch.display import consoles
     from superpod.runtime.runs import pending_export
     from superpod.runtime.runs.run_folder import DONE, RunFolder
 
@@ -117,7 +123,7 @@ def run_session(
     facts = request.facts() | {run_facts.FINETUNE: asdict(task), pending_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
     with _remove_without_attempt(run, folder is None), silence_libraries() as terminal, run.lock():
-        console = tables.console(terminal, highlight=True)
+        console = consoles.console(terminal, highlight=True)
         if out and folder:
             pending_export.set_folder(run.path, target)
         end = None
@@ -128,17 +134,7 @@ def run_session(
             if stop_reason:
                 console.print(f"stopped early: {stop_reason}", markup=False, highlight=False, soft_wrap=True)
             export_error = _export(console, run, _target(run, out), evaluate)
-    stopped = end if end and end.state != "done" else None
-    with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
-        print_report(run)
-        if export_error:
-            print(f"WRONG: {export_error}", file=sys.stderr)
-        elif stopped:
-            print(f"to continue: recipes finetune {request.recipe} --resume {shlex.quote(str(run.path))}")
-    if export_error:
-        raise training.NotDone(1)
-    if stopped:
-        raise training.NotDone(stopped.exit_code)
+    return Outcome(run, end if end and end.state != "done" else None, export_error)
 
 
 def _target(folder: RunFolder, out: Path | None) -> Path:
@@ -152,7 +148,7 @@ def _target(folder: RunFolder, out: Path | None) -> Path:
 
 def _train(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool, build: bool) -> AttemptEnd:
     """Run an attempt and return how it ended. If the preparation fails, remove the attempt, or a new run folder."""
-    from superpod.cli.running import training
+    from superpod.launch import local_attempt
     from superpod.launch.subprocess_call import stop_running
     from superpod.runtime.processes import watchdog
     from superpod.runtime.runs import pending_export
@@ -168,7 +164,7 @@ def _train(console: Console, task: Task, request: Request, run: RunFolder, is_ne
         require_built([local_run.resolved], build=build, console=console)
         _print_samples(console, local_run)
         pending_export.discard_record(run.path)
-        return training.train_locked(console, local_run, run, attempt)
+        return local_attempt.train_locked(console, local_run, run, attempt)
 
 
 @contextmanager
@@ -194,9 +190,9 @@ def _remove_on_failure(attempt: Attempt, remove: Callable[[], None]) -> Iterator
 
 
 def _prepare(console: Console, task: Task, request: Request, run: RunFolder, remove: Callable[[], None]) -> LocalRun:
-    from superpod.cli.running.progress_bar import exit_on_interrupt, spinner
-    from superpod.launch import finetune as tuning
     from superpod.launch import local
+    from superpod.launch.display.progress_bar import exit_on_interrupt, spinner
+    from superpod.launch.finetuning import finetune as tuning
 
     def note(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -207,9 +203,9 @@ def _prepare(console: Console, task: Task, request: Request, run: RunFolder, rem
 
 
 def _print_samples(console: Console, local_run: LocalRun) -> None:
-    from superpod.weights import finetune_data
+    from superpod.weights.finetuning import packed_data
 
-    for line in finetune_data.format_counts(local_run.facts["samples"]):
+    for line in packed_data.format_counts(local_run.facts["samples"]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for field, (old, new) in local_run.facts["model_taken"].items():
         console.print(f"model.config.{field}: {old} -> {new}, taken from the model", markup=False, highlight=False)
@@ -217,9 +213,9 @@ def _print_samples(console: Console, local_run: LocalRun) -> None:
 
 def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> str:
     """Export the best checkpoint to `target` and evaluate it; return an error message if it differs, else ""."""
-    from superpod.cli.running.progress_bar import spinner
-    from superpod.launch import export_artifacts
-    from superpod.launch import finetune as tuning
+    from superpod.launch.display.progress_bar import spinner
+    from superpod.launch.finetuning import export_artifacts
+    from superpod.launch.finetuning import finetune as tuning
     from superpod.runtime.processes import watchdog
     from superpod.runtime.runs import pending_export
 

@@ -17,25 +17,25 @@ from superpod.common.json_files import read_json, write_json
 from superpod.data.samples import packing
 from superpod.data.samples.samples import DEFAULT, Reading
 from superpod.errors import UserError, did_you_mean
-from superpod.launch import finetune_overrides
+from superpod.launch.finetuning import tuning_overrides
 from superpod.planner.rules import kernel_rules
 from superpod.runtime.attempts.model_steps import PACKED
 from superpod.runtime.runs import owner, run_facts
-from superpod.weights import finetune_data
-from superpod.weights.finetune_data import Counts, DataOptions
+from superpod.weights.finetuning import packed_data
+from superpod.weights.finetuning.packed_data import Counts, DataOptions
 
 if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.runtime.runs.run_folder import RunFolder
-    from superpod.weights.finetune_setup import Sizes
+    from superpod.weights.finetuning.data_and_weights import Sizes
 
 BASES = ".models"
 """Folder next to the run folders (`owner.folder_in`) that contains the models imported by this user."""
 DECLARED = Size()
 """The smallest declared size of the recipe."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
-_COUNTS = finetune_data.COUNTS
+_COUNTS = packed_data.COUNTS
 _IMPORTER = b"table of both directions, forward check"
 """Part of the digest. Change it when the import changes: models imported by earlier versions, which silently lost
 biases, must not be reused."""
@@ -53,7 +53,7 @@ class Task:
     """Absolute paths of files and dataset folders, and absolute globs."""
     validation_data: tuple[str, ...] = ()
     share: float | None = None
-    """Share of held-out samples; None = `finetune_data.SHARE` unless there is `validation_data`."""
+    """Share of held-out samples; None = `packed_data.SHARE` unless there is `validation_data`."""
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
@@ -126,7 +126,7 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
     _check_context_parallelism(recipe, overrides, size)
     conversion.check_importable(Path(task.model), task.forward_check)
     if not prepared:
-        finetune_data.check_data(task.samples)
+        packed_data.check_data(task.samples)
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
@@ -216,36 +216,35 @@ def task_change(
         overrides: overrides of the recipe; their number of steps takes precedence over that in `task`.
         later: checkpoint of a model that the job of the run will import; None = import the model now.
     """
-    steps = finetune_overrides.read_steps(overrides) or task.steps
+    steps = tuning_overrides.read_steps(overrides) or task.steps
 
     def apply(partial: run.Partial) -> dict[str, object]:
-        from superpod.weights import finetune_setup
         from superpod.weights.families import match_config
+        from superpod.weights.finetuning import data_and_weights, steps_and_checkpoints
         from superpod.weights.transfer.conversion import KEPT
 
-        finetune_overrides.refuse_interval(partial, overrides, steps)
-        restore = finetune_overrides.worker_restorer(partial, overrides)
+        tuning_overrides.refuse_interval(partial, overrides, steps)
+        restore = tuning_overrides.worker_restorer(partial, overrides)
         note("comparing the model with the recipe")
         changes = match_config.match_config(partial, Path(task.model))
         base = Path(task.start) if task.start else later
         if base is None:
             bases = owner.folder_in(run_folder.parents[1], BASES)
             base = import_model(Path(task.model), bases, note, forward_check=task.forward_check)
-        sizes = finetune_setup.compute_sizes(partial, task.pack)
+        sizes = data_and_weights.compute_sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
-        model_files = (
-            Path(task.model) if later or task.start else base / KEPT
-        )  # the import keeps the model's small files
-        tokenizer = finetune_data.tokenizer_folder(task.samples, model_files, data)
+        keeps_model_files = not (later or task.start)  # the import keeps the model's small files
+        model_files = base / KEPT if keeps_model_files else Path(task.model)
+        tokenizer = packed_data.tokenizer_folder(task.samples, model_files, data)
         counts = pack_data(task, sizes, tokenizer, data)
         tokenizer = base / KEPT if tokenizer == model_files and not task.start else tokenizer
-        finetune_setup.set_weights(partial, base)
+        data_and_weights.set_weights(partial, base)
         held_out = counts["validation"]["sequences"]
-        finetune_setup.set_data(partial, data, sizes, tokenizer, held_out, packed=task.pack)
-        finetune_setup.set_steps(partial, steps)
+        data_and_weights.set_data(partial, data, sizes, tokenizer, held_out, packed=task.pack)
+        steps_and_checkpoints.set_steps(partial, steps)
         restore(partial)
-        finetune_setup.set_early_stopping(partial, task.patience, task.min_delta)
+        steps_and_checkpoints.set_early_stopping(partial, task.patience, task.min_delta)
         changed = {field: [str(old), str(new)] for field, old, new in changes}
         return {run_facts.FINETUNE: asdict(task), "base": str(base), "samples": counts, "model_taken": changed}
 
@@ -317,7 +316,7 @@ def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Co
     existing_counts = read_json(out / _COUNTS)
     if existing_counts:
         return cast("Counts", existing_counts)
-    counts = finetune_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
+    counts = packed_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
     write_json(out / _COUNTS, counts)  # last: its presence means that the rest is complete
     return counts
 
