@@ -231,7 +231,7 @@ from superpod.data.samples import samples
 from superpod.weights.finetuning.packed_data import DataOptions
 import pyarrow, pyarrow.parquet
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-finetune_data.check_data(DataOptions((sys.argv[1],)))
+packed_data.check_data(DataOptions((sys.argv[1],)))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

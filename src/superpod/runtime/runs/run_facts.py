@@ -10,7 +10,7 @@ from typing import Any
 from superpod.common.json_files import JsonObject, is_number, read_lines
 
 FINETUNE = "finetune"
-"""Key of run.json: the fine-tuning request (`launch.finetune.Task`)."""
+"""Key of run.json: the fine-tuning request (`launch.finetuning.finetune.Task`)."""
 
 
 def _is_text(value: object) -> bool:

@@ -64,7 +64,7 @@ def set_data(
 
     Args:
         partial: the recipe, which is modified.
-        folder: contains the files that `finetune_data.pack` wrote.
+        folder: contains the files that `packed_data.pack` wrote.
         sizes: the sizes that they were packed with.
         tokenizer: folder of the tokenizer.
         validation: number of validation sequences, all of which every validation reads.
