@@ -100,6 +100,7 @@ def _discard_unwritten_output() -> None:
             sys.stdout.flush()
     except OSError:
         with contextlib.suppress(OSError):
+            # Python flushes stdout once more at exit, which then succeeds.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

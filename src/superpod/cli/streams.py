@@ -40,6 +40,8 @@ def _replace_unencodable_characters() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue
         if locale in ("C", "POSIX") and not has_explicit_encoding and stream.isatty():
+            # In UTF-8 mode, which PEP 540 enables in the C locale, Python would print box-drawing characters that
+            # such a terminal cannot show.
             stream.reconfigure(encoding="ascii", errors="replace")
         elif stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace" if "utf" in stream.encoding.lower() else "replace")

@@ -55,6 +55,7 @@ def _import(path: Path, name: str) -> None:
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Registered before it is executed: dataclasses look up their module by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

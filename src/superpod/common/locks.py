@@ -32,6 +32,7 @@ def acquire(path: Path) -> int | None:
     if handle is None:
         return None
     with contextlib.suppress(OSError):  # the lock is valid even if the disk is full
+        # Truncate only now, with the lock: the file may contain the name of another holder.
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
     return handle

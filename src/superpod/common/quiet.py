@@ -37,6 +37,7 @@ def silence_libraries(log: Path | None = None) -> Iterator[IO[str]]:
     terminal = _Terminal(open(os.dup(2), "wb"), encoding=sys.stderr.encoding or "utf-8", errors="replace")  # noqa: SIM115
     # Two handles on the real stderr: `terminal` for the caller, `kept` to restore.
     with log.open("ab") if log else tempfile.TemporaryFile() as sink:
+        # Replace the descriptors, not sys.stdout: compiled libraries and child processes write to them directly.
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
         try:

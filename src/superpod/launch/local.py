@@ -224,6 +224,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
     except (KeyboardInterrupt, SignalException):
         stop.received += 1  # the signal arrived before the ranks started, while NeMo-Run handled signals
     finally:
+        # Data workers and checkpoint writers survive a killed rank.
         send(find(attempt.path), signal.SIGKILL)
     if detector.stalled and not folder.done:
         return AttemptEnd(State.STALLED, 1, detector.stalled)

@@ -43,6 +43,7 @@ def call(function: str, log: Path, /, **arguments: object) -> Any:
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     answer = log.with_suffix(".json")
+    # An answer of an earlier call would be mistaken for that of a process that fails now.
     answer.unlink(missing_ok=True)
     request = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
     code = _run_forked(request, log) if _can_fork() else _run_new_process(request, log)

@@ -61,7 +61,7 @@ def explain_layout(result: SearchResult, i: int, prediction: Prediction | None =
     """Explain the position of the i-th layout: bottleneck, memory headroom, stages, and the next layout."""
     prediction = prediction or predict.one(result.job_at(i))
     room = (result.cap - result.reserved[i]) / GIB
-    prefix = "tight: " * bool(result.tight[i])
+    prefix = "tight: " if result.tight[i] else ""
     headroom = (
         f"{room:.1f} of {result.cap / GIB:.1f} GiB usable memory are free on the rank with the highest memory use"
     )

@@ -185,11 +185,9 @@ def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
         return UserError(message, CHANGE_GBS)
     message += f" with {', '.join(f'{key}={value}' for key, value in space.fixed.items())}"
     violations = legality.violations(job.replace(layout=replace(job.layout, **space.fixed)))
-    return (
-        UserError(f"{message}: {violations[0].message}", violations[0].fix)
-        if violations
-        else UserError(message, CHANGE_GBS)
-    )
+    if violations:
+        return UserError(f"{message}: {violations[0].message}", violations[0].fix)
+    return UserError(message, CHANGE_GBS)
 
 
 CHANGE_GBS = "gbs must be a multiple of the data-parallel size: change the number of GPUs or gbs"
@@ -238,6 +236,7 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
             continue
         total = job.model.layers + embedding + loss
         for pp in (p for p in range(1, total + 1) if total % p == 0 and job.gpus % p == 0):
+            # On one rank, it makes no difference whether the ends count as layers.
             if fixed.get("pp", pp) != pp or (pp == 1 and (embedding or loss)):
                 continue
             for vp in (v for v in range(1, total // pp + 1) if total // pp % v == 0):
@@ -249,6 +248,7 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
     """Yield splits for layers that are not divisible by pp, such as 61 layers on 4 stages: chunks differ by one."""
     layers, fixed = job.model.layers, space.fixed
+    # Megatron supports no uneven stages for hybrid models (rules.py).
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
         return
     for pp in (
@@ -282,11 +282,10 @@ def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]
         if pp == 1 or pp * vp > model.layers:
             continue
         for chunks in dict.fromkeys(chunks_before_head(model.layers, pp, vp, head * share) for share in HEAD_FACTORS):
-            if (
-                chunks
-                and 0 not in chunks[: len(chunks) - (not model.mtp_layers)]
-                and _max_rank_layers(chunks, pp, head) < MAX_RELATIVE_LOAD * load
-            ):
+            # Megatron builds multi-token prediction from the last layer of the last chunk; without it, the last
+            # chunk may have no layers.
+            filled_chunks = chunks if model.mtp_layers else chunks[:-1]
+            if chunks and 0 not in filled_chunks and _max_rank_layers(chunks, pp, head) < MAX_RELATIVE_LOAD * load:
                 yield Split(pp=pp, vp=vp, chunks=chunks)
 
 
@@ -318,6 +317,7 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
     options = [RecomputeOption("none")]
     options += [RecomputeOption("selective", modules=mods) for mods in modules]
     options += [RecomputeOption("full")]
+    # Models with experts have many more layouts, so fewer options are tried.
     several = (1, 2, 4) if m.is_moe else (1, 2, 3, 4, 6, 8, 12, 16)
     options += [RecomputeOption("full", "block", n) for n in several if n < m.layers]
     fixed = space.fixed
@@ -349,6 +349,7 @@ def _legal_fields(
         ep = _list(space, "ep") if "ep" in space.fixed else _divisors(job.model.experts)
         etp = [space.fixed["etp"]] if "etp" in space.fixed else [1, 0]  # 0 = same as tp
         degrees = _product(degrees, {"ep": ep, "etp": np.array(etp)})
+        # With tp 1, "same as tp" would repeat etp 1.
         degrees = _where(degrees, (degrees["etp"] > 0) | (degrees["tp"] > 1))
         degrees["etp"] = np.where(degrees["etp"] > 0, degrees["etp"], degrees["tp"])
         degrees = _where(degrees, job.gpus // degrees["pp"] % (degrees["ep"] * degrees["etp"]) == 0)

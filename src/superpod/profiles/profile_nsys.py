@@ -42,6 +42,7 @@ def read(path: Path, gpu: int | None = None) -> Recording:
         UserError: the file is corrupt, is not such an export, or does not contain the GPU.
     """
     try:
+        # With `immutable`, SQLite neither locks the file nor looks for a journal next to it.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
             return _read(_File(path, db), gpu)
     except sqlite3.Error as error:

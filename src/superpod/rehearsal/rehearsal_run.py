@@ -203,6 +203,7 @@ class _Runs:
         shrunk_recipe.set_fp32(base)
         base.peft, base.resume.restore_config = None, None
         fdl.update_callable(base, llm.pretrain, drop_invalid_args=True)
+        # The weights are saved before the first step.
         base.trainer.max_steps = 1
         return self._run("base", base, 1, save=True)
 

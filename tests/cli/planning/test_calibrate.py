@@ -97,7 +97,7 @@ def test_failed_rows_are_skipped(rows):
         ("id,step_time_s\n1,2\n", "has no column model, gpu, tp"),
         ("model,gpu,tpp,step_time_s\nllama3_8b,h100,2,1\n", "has no column tp"),
         ("model;gpu;tp;step_time_s\nllama3_8b;h100;2;1\n", "has semicolons between its cells"),
-        ("model,gpu,tp,tp,step_time_s\nllama3_8b,h100,2,1,1\n", "has two columns tp"),
+        ("model,gpu,tp,tp,step_time_s\nllama3_8b,h100,2,1,1\n", "has two columns named tp"),
         ("", "is empty"),
     ],
 )

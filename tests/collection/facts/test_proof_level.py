@@ -45,7 +45,7 @@ def evidence(tmp_path, monkeypatch):
 
 
 def forget():
-    remembered = ("_proofs", "_broken", "_built", "_runs", "_tested")
+    remembered = ("_proofs", "_broken_reasons", "_built_digests", "_runs", "_tested_sizes")
     for name in remembered:
         getattr(proof_level, name).cache_clear()
 

@@ -190,5 +190,5 @@ def test_rows_that_fail_together_cost_no_other_its_figures(monkeypatch):
 
 def test_a_column_twice_is_refused(tmp_path):
     (tmp_path / "in.csv").write_text("model,gpu,tp,tp\nllama3_8b,h100,1,2\n")
-    with pytest.raises(UserError, match="two columns tp"):
+    with pytest.raises(UserError, match="two columns named tp"):
         csv_rows.predict(tmp_path / "in.csv", tmp_path / "out.csv")

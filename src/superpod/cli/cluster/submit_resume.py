@@ -63,6 +63,7 @@ def resume_run(options: ResumeOptions) -> None:
     refuse_webhook(profile)
     slurm = connection.connect(profile)
     run = _open_run(options, slurm)
+    # Names and sizes are enough here: the job reads the files before its ranks start.
     decision = checkpoint.decide_by_sizes(run)
     dependencies = [str(wait) for wait in dependency.unmet_dependencies(options.waits, slurm)]
     if options.time and not options.overrides:

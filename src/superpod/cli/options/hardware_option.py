@@ -27,6 +27,7 @@ def use_hardware(path: Path) -> None:
 
     hardware.load(path)  # so that an error message names this file
     collection.use_hardware(path)
+    # `load` has read, and cached, the built-in tables without this file.
     hardware.builtin.cache_clear()
 
 

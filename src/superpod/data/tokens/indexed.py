@@ -125,6 +125,7 @@ def _little(values: array) -> array:
 
 def _sync(stream: IO[bytes]) -> None:
     stream.flush()
+    # A marker written later must not reach the disk before the data that it declares complete.
     os.fsync(stream.fileno())
 
 

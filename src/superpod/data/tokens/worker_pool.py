@@ -35,6 +35,7 @@ def workers(count: int) -> Iterator[Run]:
     Raises:
         UserError: a process died, usually because of insufficient memory.
     """
+    # A fork would copy locks that other threads hold, and could deadlock.
     context = multiprocessing.get_context("spawn")
     # If _submit started the tracker, it would unblock SIGINT in this process.
     resource_tracker.ensure_running()
@@ -73,6 +74,7 @@ def _run(
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: Item) -> "Future[Result]":
     """Submit a job with SIGINT blocked. A process started here inherits that, so Ctrl-C prints no traceback."""
+    # The mask is inherited, so it is set in the parent: the child could be interrupted before its first line.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(function, job)

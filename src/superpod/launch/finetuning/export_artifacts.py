@@ -135,6 +135,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
     command = [sys.executable, "-P", "-W", "ignore", "-m", "superpod.weights.serving.evaluate", *arguments]
     code = watchdog.run_logged(command, log)
     if code:
+        # The last line of a traceback names the exception.
         last = (log.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1]
         raise SubprocessFailed(f"the exported folder cannot be evaluated: {last[:500]}; see {log}")
     measured: dict[str, Any] = json.loads(out.read_bytes())

@@ -39,6 +39,7 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     partial = run.Partial(
         llm.pretrain if recipe.task == "pretrain" else llm.finetune,
         model=recipe.model.make(),
+        # `requests/resolve.py` replaces it if there is a data folder.
         data=mock_data_module(recipe.model.vocab_size),
         trainer=_trainer(recipe),
         log=run.Config(
@@ -58,6 +59,7 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     if recipe.task != "pretrain":
         finetuning_recipe.apply(partial, recipe)
     fusions.apply(partial, recipe, layout, hardware.node(recipe.gpu).gpu)
+    # Last, so that the model can change any field.
     if recipe.model.tune:
         recipe.model.tune(partial)
     return partial

@@ -84,6 +84,7 @@ def _build_error(part: Any) -> str:
     """Return the first line of the error that building `part` raises, or ""."""
     import fiddle as fdl
 
+    # The libraries log each value that they derive; only their exceptions are of interest.
     logging.disable(logging.CRITICAL)
     try:
         fdl.build(part)

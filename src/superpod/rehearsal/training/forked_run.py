@@ -89,8 +89,9 @@ def run(
     with watchdog.run_watchdog() as watching:
         try:
             for rank in range(ranks):
-                pids[fork(functools.partial(_run_rank, rank, ranks, text, folder))] = rank
-                watching.add_group([*pids][-1])
+                pid = fork(functools.partial(_run_rank, rank, ranks, text, folder))
+                pids[pid] = rank
+                watching.add_group(pid)
             error = _wait(dict(pids), folder, began, limit_s, quiet_s)
         finally:
             for pid in pids:
@@ -111,6 +112,7 @@ def _run_rank(rank: int, ranks: int, text: str, folder: Path) -> None:
 
 def become_rank(rank: int, ranks: int, folder: Path) -> None:
     """Set up this process as a rank of torchrun: with its own session, log `{folder}/{rank}.log`, and environment."""
+    # A session of its own, with which the processes that the rank starts can be killed (`_end_session`).
     os.setsid()
     redirect_output(folder / f"{rank}.log")
     os.environ.update(_torchrun_environment(rank, ranks))

@@ -89,6 +89,7 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
 
 def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
     try:
+        # Before an attempt is opened, which would count as failed on a full disk.
         shortage = _wait_for_space(run, job, options.self_submit)
     except _SignalledError:
         return _handle_signal_while_waiting(run, job)
@@ -222,6 +223,7 @@ class _RunningAttempt:
         try:
             for number in STOP_SIGNALS:
                 signal.signal(number, self._note_signal)
+            # Before the checkpoints are read: a stray process of a killed attempt may still be writing one.
             self.strays.kill_earlier()
             self.step += self.strays.steps
             reason = self._exclude_bad_nodes()
@@ -338,6 +340,7 @@ class _RunningAttempt:
     def _watch(self, ranks: subprocess.Popen) -> None:
         silent = self.watch.check()
         if silent and not self.stalled:
+            # Ask for the stacks first: a killed rank writes none.
             job_end.slurm_output("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
             stacks.wait_for_logs(self.attempt)
             self.stalled = stacks.describe_stall(silent, self.attempt)
@@ -358,6 +361,8 @@ class _RunningAttempt:
         newest, done = guard.newest_step(self.run), self.run.done
         slurm_state = job_end.controller_state(self.job.id)
         heartbeats = self.attempt.heartbeats().values()
+        # In a preemption, Slurm signals only the steps, so the ranks know of a signal that this process never
+        # received.
         self.signals += [str(beat.get("signal", "")) for beat in heartbeats if beat.get("phase") == "stopped"]
         state, message = self._end(code, newest, is_done=done)
         last = max((int(b.get("step", 0)) for b in heartbeats), default=0)
@@ -469,6 +474,7 @@ def _end(code: int) -> None:
     try:
         sys.stdout.flush()
     except OSError:
+        # The interpreter flushes stdout again at exit; into /dev/null, that succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

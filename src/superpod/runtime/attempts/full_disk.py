@@ -120,6 +120,7 @@ def _probe(folder: Path, bytes_: int) -> None:
         unwritten = memoryview(os.urandom(bytes_))  # random, since file systems may compress zeros
         while unwritten:
             unwritten = unwritten[file.write(unwritten) :]
+        # Some file systems report a full disk or an exceeded quota only when the data are written back.
         os.fsync(file.fileno())
 
 

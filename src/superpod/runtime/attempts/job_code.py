@@ -31,6 +31,7 @@ def move_to_run(source: Path, run: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=run))
     try:
         shutil.copytree(source, folder, dirs_exist_ok=True)
+        # Nobody else may put files where the ranks import from.
         folder.chmod(0o700)  # copytree has copied the mode of `source`
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

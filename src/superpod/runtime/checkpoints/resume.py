@@ -263,7 +263,9 @@ def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
         if resume.gone > max(resume.step, *unknown.values(), 0):
             append_line(run.path / SAVED, {"t": time.time(), "lost": "gone", "after": resume.step})
         if resume.checkpoint:
+            # The checkpoint is complete, but NeMo would remove a marked one when it starts.
             resume.checkpoint.with_name(f"{resume.checkpoint.name}{MARK}").unlink(missing_ok=True)
+        # Unreadable checkpoints stay: their content is unknown, and the next attempt checks them again.
         discard_unfinished(run.checkpoints, but=unknown)
         folder = attempt.path / FOLDER
         folder.mkdir(exist_ok=True)

@@ -127,6 +127,7 @@ def _open_locked(path: Path, size: int) -> int:
     Raises OSError: there is no space or no such folder, or the file belongs to another user.
     """
     while True:
+        # /dev/shm is shared by all users: do not follow a link that another user may have placed there.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(handle).st_uid != os.geteuid():  # in /dev/shm, any user could have created it

@@ -101,6 +101,7 @@ def run_logged(command: list[str], log: Path) -> int:
 
 def main(command: int, attempt: Path | None) -> None:
     """Wait until the process with pid `command` has exited, then terminate its descendants."""
+    # The watchdog must outlive the command, whatever ends the command's process group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for leader in _leaders_until_gone(command):

@@ -91,9 +91,8 @@ class RunCallback(Callback):
         optimizer_resume.prepare(trainer.strategy)
         (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0 and self._held is None:
-            self._held = acquire_shared(
-                self._run / RANKS
-            )  # prevents another attempt while ranks of a killed launcher run
+            # Prevents another attempt while ranks of a killed launcher are running.
+            self._held = acquire_shared(self._run / RANKS)
         self._heartbeat(trainer, "start")
 
     def on_train_start(self, trainer: Trainer, pl_module: torch.nn.Module) -> None:
@@ -228,6 +227,7 @@ class RunCallback(Callback):
                 **memory_gib(),
             }
         )
+        # Only now, so that metrics.jsonl contains the step with the bad loss.
         if loss is not None and not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} at step {trainer.global_step}, so the training stops. Resume from the last "

@@ -99,6 +99,7 @@ def _redirect_children(log: Path) -> None:
     def in_child() -> None:
         redirect()
         for pipe in pipes.values():
+            # Not inherited, so that programs started by subprocess do not keep the pipe of the node's log open.
             os.dup2(file, pipe, inheritable=False)
 
     os.register_at_fork(after_in_child=in_child)

@@ -36,9 +36,11 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
     os.environ.update(torch_variables(os.environ))
     from superpod.runtime.rank import binding, capture, nsys
 
+    # First, because it replaces the process: nothing else is done twice.
     nsys.exec_under_nsys()
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # Slurm may not propagate the limit of the script
+    # Before NeMo is imported, so that a failing import is in the log.
     capture.capture_output(attempt)
     os.environ.update(capture.flight_recorder(attempt, os.environ))
     shield_children()
@@ -131,6 +133,7 @@ def load(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Spawned data workers find the functions of the recipe through the name of their module.
     sys.modules["exported_recipe"] = module
     spec.loader.exec_module(module)
     return module

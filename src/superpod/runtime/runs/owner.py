@@ -80,6 +80,7 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
 @contextlib.contextmanager
 def restrict_umask() -> Iterator[None]:
     """Create files and folders without write permission for group and others within the block."""
+    # The umask can only be read by setting it; until then, a stricter one does no harm.
     before = os.umask(0o077)
     os.umask(before | 0o022)
     try:

@@ -271,6 +271,7 @@ class RunFolder:
         if self.done and step >= max_steps:
             raise UserError(f"{self.path} is done at step {step}", f"train more steps: trainer.max_steps={2 * step}")
         with as_user_errors(self.path):
+            # The attempt that follows writes it again; until then, the run must not count as done.
             (self.path / DONE).unlink(missing_ok=True)
         return marker
 

@@ -152,6 +152,7 @@ def _options(job: BatchJob) -> str:
         *map(_option_line, options),
         f"#SBATCH --signal=USR1@{chain.save_s}    # tells the ranks to save and exit {chain.save_s} s before the limit",
         "#SBATCH --requeue    # restart the job after a node failure or a preemption",
+        # A requeued job keeps its id, and with it its output file, which Slurm would truncate.
         "#SBATCH --open-mode=append",
         "#SBATCH --wait-all-nodes=1",
         *_mail(job.cluster),

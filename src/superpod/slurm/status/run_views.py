@@ -146,6 +146,7 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None
 
 def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
     """Return a message if a started job is waiting for disk space before it opens an attempt; otherwise None."""
+    # A job that has opened an attempt no longer waits for disk space.
     if job.state != "RUNNING" or _newest_job(run) == job.id:
         return None
     try:

@@ -220,6 +220,7 @@ def new_run(submission: Submission, connection: Connection) -> str:
         with sharing.umask(folders.umask):
             return str(_create(Path(submission.folder), submission, folders.group).path)
     with tempfile.TemporaryDirectory() as scratch:
+        # Create the folder here, and unpack it on the cluster with a single command over SSH.
         folder = _create(Path(scratch), submission)
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:

@@ -160,6 +160,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
 
     out.mkdir(parents=True, exist_ok=True)
     skipped_file = out / SKIPPED
+    # Lines of an interrupted packing would be reported again.
     skipped_file.unlink(missing_ok=True)
     reader = _Reader(options, sizes, tokenizer, skipped_file)
     training, validation = _find_sources(options)
