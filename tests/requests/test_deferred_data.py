@@ -16,20 +16,23 @@ from superpod.errors import UserError
 from superpod.requests import deferred
 from superpod.requests.request import Request
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.preflight import dependency, preflight
+from superpod.slurm.preflight import preflight
 from superpod.slurm.profiles import profiles
 from superpod.slurm.profiles.live_cluster import LiveCluster
+from superpod.slurm.submission import request_checks
 from superpod.slurm.submission import submit as slurm_submit
+from superpod.slurm.submission.new_runs import SubmitOptions
 from tests.slurm.preflight.test_dependency import FakeSlurm
 
 RECIPE = "llama3_8b_pretrain_h100_bf16"
-WAITS = [dependency.parse("4711")]
+WAITS = ["4711"]
 
 
 def requests(data: Path, waits=WAITS, overrides=("trainer.max_steps=7",)) -> list[Request]:
     swept = [("data.global_batch_size=512",), ("data.global_batch_size=1024",)]
-    options = (SizeOptions(), data, "", "/lustre/runs", waits, ProfileOptions())
-    return submit._requests(RECIPE, "dgx_h100", [*overrides], swept, *options)[0]
+    profile = profiles.load("dgx_h100")
+    options = SubmitOptions(profile, swept, "/lustre/runs", after=waits)
+    return submit._requests(RECIPE, [*overrides], data, SizeOptions(), options, ProfileOptions())
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -112,8 +115,8 @@ def test_ended_job_without_data_is_named(tmp_path, monkeypatch):
     def resolved(*_request):
         raise AssertionError("NeMo would be imported")
 
-    monkeypatch.setattr(submit, "connect_and_query", facts_of)
-    monkeypatch.setattr(submit, "resolve_request", resolved)
+    monkeypatch.setattr(request_checks, "connect_and_query", facts_of)
+    monkeypatch.setattr(request_checks, "resolve_request", resolved)
     monkeypatch.setattr(preflight, "refuse_claim", lambda claim: None)  # a cluster that has nothing
     words = {"name": RECIPE, "cluster": "dgx_h100", "data": [str(tmp_path / "web")], "after": ["4711"]}
     state = "COMPLETED"

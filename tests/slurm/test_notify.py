@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
-from superpod.cli.cluster import submit_checks
 from superpod.errors import UserError
 from superpod.slurm.profiles import profiles
 from superpod.slurm.profiles.profile_schema import Cluster
 from superpod.slurm.script import batch_script
+from superpod.slurm.submission import request_checks
 from tests.slurm.script.test_batch_script import job_for
 
 BED = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
@@ -30,7 +30,7 @@ def test_mail_is_left_to_slurm():
 def test_job_receives_location_of_address_only(monkeypatch):
     monkeypatch.setenv("HOOK", SECRET)
     profile = with_notify('webhook_env = "HOOK"', 'webhook_on = ["end", "stall"]')
-    submit_checks.refuse_webhook(profile)
+    request_checks.refuse_webhook(profile)
     text = batch_script.render(job_for("testbed", profile))
     words = shlex.split(text[text.index('\nexec "$host_python"') : text.index("\nexit 1 #")])
     named = json.loads(words[words.index("--notify") + 1])
@@ -57,19 +57,19 @@ def test_address_in_profile_is_refused_and_not_printed(line, says):
 def test_unreachable_webhook_is_refused_before_submission(monkeypatch, tmp_path):
     monkeypatch.delenv("HOOK", raising=False)
     with pytest.raises(UserError, match="the variable HOOK does not contain an address"):
-        submit_checks.refuse_webhook(with_notify('webhook_env = "HOOK"'))
+        request_checks.refuse_webhook(with_notify('webhook_env = "HOOK"'))
     file = tmp_path / "hook"
     file.write_text(SECRET)
     file.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600") as refused:
-        submit_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
+        request_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
     assert "neverwritten" not in str(refused.value)
     file.chmod(0o600)
-    submit_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
+    request_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
     far = profiles.parse(BED + '\n[login]\nhost = "far"\n[notify]\nwebhook_env = "HOOK"\n', "far.toml")
     with pytest.raises(UserError, match="not passed over SSH"):
-        submit_checks.refuse_webhook(far)
+        request_checks.refuse_webhook(far)
     monkeypatch.setenv("HOOK", SECRET)
     own = BED.replace("[health]", "self_submit = true\n\n[health]") + '\n[notify]\nwebhook_env = "HOOK"\n'
     with pytest.raises(UserError, match="do not get this variable"):
-        submit_checks.refuse_webhook(profiles.parse(own, "own.toml"))
+        request_checks.refuse_webhook(profiles.parse(own, "own.toml"))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from superpod.cli.cluster.finetune_submit import finetune_task
+from superpod.cli.cluster.submit import finetune_task
 from superpod.cli.options.sample_options import TuningOptions
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles

@@ -5,6 +5,7 @@ import pytest
 from superpod.cli.cluster import render, submit
 from superpod.errors import UserError
 from superpod.slurm.profiles import live_cluster
+from superpod.slurm.submission import request_checks
 
 
 @pytest.fixture(autouse=True)
@@ -12,8 +13,7 @@ def without_nemo(monkeypatch):
     def resolved(_request):
         raise AssertionError("NeMo would be imported")
 
-    monkeypatch.setattr(submit, "resolve_request", resolved)
-    monkeypatch.setattr(render, "resolve_request", resolved)
+    monkeypatch.setattr(request_checks, "resolve_request", resolved)
 
 
 @pytest.mark.parametrize(

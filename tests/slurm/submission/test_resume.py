@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from superpod.cli.cluster import submit
-from superpod.cli.cluster.submit_resume import ResumeOptions, resume_run
 from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.runtime.attempts import guard
@@ -16,6 +15,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.status import run_views
 from superpod.slurm.submission import connection, resume
 from superpod.slurm.submission import submit as slurm_submit
+from superpod.slurm.submission.resume_run import ResumeOptions, resume_run
 from tests.slurm.jobs import planned
 
 SCRIPT = "#!/bin/bash\n#SBATCH --job-name=toy\n#SBATCH --time=4:00:00\n#SBATCH --requeue\nexec true\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from superpod.cli.cluster.submit_checks import AttemptTime, SharedRuns, TargetCluster, check_request, resolve_request
-from superpod.cli.options.request_options import Build, Data, Name, Overrides
+from superpod.cli.options.cluster_options import AttemptTime, SharedRuns, TargetCluster
+from superpod.cli.options.request_options import Build, Data, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.launch.model_check import require_built
 
@@ -22,11 +22,14 @@ def render(
 ) -> None:
     """Print the sbatch script that trains a recipe on a cluster, or explain why the recipe cannot be trained there."""
     from superpod.slurm.preflight import preflight
+    from superpod.slurm.submission import request_checks
     from superpod.slurm.submission.submit import Submission, script
 
-    request, profile = check_request(name, cluster, overrides, size, data, time, runs)
+    profile = request_checks.load_profile(cluster, time, runs)
+    request = make_request(name, overrides, data, size)
+    request_checks.check_request(request, profile)
     print_notes(request.mock_data_notes)
-    submission = Submission(resolve_request(request), profile, runs, time)
+    submission = Submission(request_checks.resolve_request(request), profile, runs, time)
     preflight.refuse_unfit(submission)
     print_notes(submission.other_gpu_note)
     require_built([submission.run], build=build)

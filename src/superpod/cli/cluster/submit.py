@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,34 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.cluster.finetune_submit import Model
-from superpod.cli.cluster.submit_checks import (
-    AttemptTime,
-    SharedRuns,
-    TargetCluster,
-    check_request,
-    connect_and_query,
-    refuse_webhook,
-    resolve_request,
-    slurm_submit,
-)
-from superpod.cli.options.profile_option import NSYS_ON_NODES, ProfileOptions, with_profile
-from superpod.cli.options.request_options import Build, Name, Overrides
+from superpod.cli.options.cluster_options import AttemptTime, Model, SharedRuns, TargetCluster
+from superpod.cli.options.profile_option import ProfileOptions, with_profile
+from superpod.cli.options.request_options import Build, Name, Overrides, make_request
 from superpod.cli.options.sample_options import TuningOptions
 from superpod.cli.options.shared_options import spread
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
 from superpod.errors import UserError
-from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
     from superpod.launch.finetuning.finetune import Task
     from superpod.requests.request import Request
-    from superpod.slurm.preflight.dependency import Dependency
-    from superpod.slurm.preflight.preflight import Claim
-    from superpod.slurm.profiles.live_cluster import LiveCluster
     from superpod.slurm.profiles.profiles import Cluster
-    from superpod.slurm.submission.connection import Connection
+    from superpod.slurm.submission.new_runs import CheckedRuns, SubmitOptions
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
 Attempts = Annotated[
@@ -98,10 +83,11 @@ def submit(
     build: Build = True,
 ) -> None:
     """Check a recipe against a cluster and queue it, with further jobs that resume it after each time limit."""
-    from superpod.cli.cluster import finetune_submit
-    from superpod.cli.cluster.submit_resume import ResumeOptions, resume_run
-    from superpod.slurm.preflight import dependency, preflight
+    from superpod.slurm.preflight import dependency
+    from superpod.slurm.submission import finetuning, new_runs, request_checks
+    from superpod.slurm.submission import submit as slurm_submit
     from superpod.slurm.submission import sweep as sweeps
+    from superpod.slurm.submission.resume_run import ResumeOptions, resume_run
 
     waits = [dependency.parse(text) for text in after or []]
     overrides = samples.with_steps(with_wandb(overrides, wandb, elsewhere=bool(wandb) and _is_remote(cluster)))
@@ -114,42 +100,82 @@ def submit(
             "--profile": profiling.profile,
         }
         _refuse_with_resume(size.given_options() | new_run_options)
-        resume_run(ResumeOptions(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run, build))
+        resumed = ResumeOptions(name, cluster, resume, tuple(overrides), time, attempts, waits, dry_run, build)
+        print("\n".join(resume_run(resumed)))
         return
     combinations = sweeps.combine(sweeps.parse_axes(sweep or [], array_limit))
     folder = None if model else _data_folder(data)
-    requests, profile = _requests(name, cluster, overrides, combinations, size, folder, time, runs, waits, profiling)
-    task = finetune_submit.finetune_task(model, dataclasses.replace(samples, data=data), requests, profile)
-    is_deferred = any(request.deferred_data for request in requests)
-    count = attempts or profile.chain.attempts
-    job = preflight.job_size(requests[0], profile, time=time, attempts=count, members=len(requests))
-    slurm, live = connect_and_query(profile, runs, None if is_deferred else folder, job)
-    claim = preflight.claim(requests[0], profile, live, job, runs)
-    preflight.refuse_claim(claim)  # before NeMo is imported; all runs of a sweep claim the same resources
-    dependencies = [str(wait) for wait in dependency.unmet_dependencies(waits, slurm)]
-    if is_deferred and not dependencies:
-        raise UserError(
-            f"--data {folder} does not exist, although {', '.join(after or [])} has ended", "see the output of that job"
-        )
-    submissions = _submissions(requests, combinations, profile, runs, time, live, count, task)
-    with finetune_submit.discard_on_failure(submissions[0]):
-        require_built([submission.run for submission in submissions], build=build)
-    notes = _notes(claim, requests[0], dependencies, slurm, may_use_mock_data=not model)
-    for note in [*submissions[0].other_gpu_note, *notes]:
+    profile = request_checks.load_profile(cluster, time, runs)
+    options = new_runs.SubmitOptions(profile, combinations, runs, time, attempts, tuple(after or ()), build)
+    requests = _requests(name, overrides, folder, size, options, profiling)
+    task = finetune_task(model, dataclasses.replace(samples, data=data), requests, profile)
+    checked = new_runs.check_runs(requests, task, options)
+    submission = checked.submissions[0]
+    for note in checked.notes:
         print(f"# note: {note}" if dry_run else f"note   {note}")
     if dry_run:
-        for member, submission in zip(combinations, submissions, strict=True):
-            _print_dry_run(submission, count, member, dependencies)
+        for member, one in zip(combinations, checked.submissions, strict=True):
+            _print_dry_run(one, options.count, member, checked.dependencies)
         if not sweep:
-            print(slurm_submit().script(submissions[0]), end="")
-        finetune_submit.discard(submissions[0])
+            print(slurm_submit.script(submission), end="")
+        finetuning.discard(submission)
         return
     if sweep:
-        _queue_sweep(slurm, list(zip(combinations, submissions, strict=True)), count, dependencies, array_limit)
+        _queue_sweep(checked, options, array_limit)
         return
-    with finetune_submit.discard_on_failure(submissions[0]):
-        run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
-    _print_queued(submissions[0], run, jobs, dependencies, cluster if slurm.remote else "")
+    with finetuning.discard_on_failure(submission):
+        run, jobs = slurm_submit.start(submission, checked.slurm, options.count, checked.dependencies)
+    _print_queued(submission, run, jobs, checked.dependencies, cluster if checked.slurm.remote else "")
+
+
+def _requests(
+    name: str,
+    overrides: list[str],
+    data: Path | None,
+    size: SizeOptions,
+    options: SubmitOptions,
+    profiling: ProfileOptions,
+) -> list[Request]:
+    """Return the request of each run, checked without NeMo."""
+    from superpod.requests import deferred
+    from superpod.slurm.submission import request_checks
+
+    deferred_data = data if options.waits and deferred.is_deferred(data) else None
+    requests = []
+    for member in options.combinations:
+        request = make_request(name, [*overrides, *member], None if deferred_data else data, size)
+        request_checks.check_request(request, options.profile)
+        requests.append(request)
+    request_checks.refuse_webhook(options.profile)
+    profiling_text = profiling.check_on_cluster(options.profile)
+    requests = [dataclasses.replace(request, profile=profiling_text) for request in requests]
+    if deferred_data:
+        requests = [deferred.with_deferred_data(request, deferred_data) for request in requests]
+    return requests
+
+
+def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request], profile: Cluster) -> Task | None:
+    """Return the fine-tuning task for a command line, checked without NeMo; None if `model` is empty.
+
+    Args:
+        model: Hugging Face folder.
+        samples: the same sample options as in `recipes finetune`.
+        requests: the requests of the command line; only one is supported, not a sweep.
+        profile: cluster to submit to, which must not be behind SSH.
+
+    Raises:
+        UserError: the command line is not supported here or by `recipes finetune`.
+    """
+    from superpod.slurm.submission import finetuning
+
+    if not model:
+        option = samples.first_changed_option()
+        if option:
+            raise UserError(f"{option} applies only to fine-tuning", f"add --model, or leave out {option}")
+        return None
+    if not samples.data:
+        raise UserError("--model needs --data, the samples to fine-tune on", "see `recipes finetune --help`")
+    return finetuning.check_task(samples.task(model), requests, profile)
 
 
 def _is_remote(cluster: str) -> bool:
@@ -157,27 +183,6 @@ def _is_remote(cluster: str) -> bool:
     from superpod.slurm.profiles import profiles
 
     return bool(profiles.load(cluster).login.host)
-
-
-def _notes(
-    claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, may_use_mock_data: bool
-) -> list[str]:
-    """Return notes on a submission: expected waits, unchecked settings, and ignored environment variables."""
-    from superpod.requests import deferred
-    from superpod.slurm.preflight import inherited, preflight
-    from superpod.slurm.profiles.checked_profiles import unchecked_findings
-
-    notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unchecked_findings(claim.cluster))]
-    if request.deferred_data:
-        notes.append(deferred.deferred_data_note(request, dependencies))
-    if may_use_mock_data:
-        notes += request.mock_data_notes
-    if request.profile.startswith("nsys"):
-        notes.append(NSYS_ON_NODES)
-    ignored = "" if slurm.remote else inherited.ignored_note(os.environ)
-    if ignored:
-        notes.append(ignored)
-    return notes
 
 
 def _data_folder(data: Sequence[str] | None) -> Path | None:
@@ -191,11 +196,13 @@ def _data_folder(data: Sequence[str] | None) -> Path | None:
 
 def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependencies: list[str], remote: str) -> None:
     """Print what was queued; `remote` is the cluster if it is behind SSH, else ""."""
+    from superpod.slurm.submission import submit as slurm_submit
+
     print(f"run    {run}")
     print(f"jobs   {jobs}: each continues where the previous one ended")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
-    warning = slurm_submit().chain_warning(submission, len(jobs.ids))
+    warning = slurm_submit.chain_warning(submission, len(jobs.ids))
     if warning:
         print(f"chain  {warning}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
@@ -222,83 +229,11 @@ def _refuse_with_resume(options: Mapping[str, object]) -> None:
             raise UserError(f"{option} conflicts with --resume: {reason}", f"leave out {option}, or start a new run")
 
 
-def _requests(
-    name: str,
-    cluster: str,
-    overrides: list[str] | None,
-    swept: list[tuple[str, ...]],
-    size: SizeOptions,
-    data: Path | None,
-    time: str,
-    runs: str,
-    waits: Sequence[Dependency],
-    profiling: ProfileOptions,
-) -> tuple[list[Request], Cluster]:
-    """Return the request of each run, checked without NeMo, and the cluster profile."""
-    from superpod.requests import deferred
-
-    deferred_data = data if waits and deferred.is_deferred(data) else None
-    existing_data = None if deferred_data else data
-    results = [
-        check_request(name, cluster, [*(overrides or []), *member], size, existing_data, time, runs) for member in swept
-    ]
-    profile = results[0][1]
-    refuse_webhook(profile)
-    profiling_text = profiling.check_on_cluster(profile)
-    requests = [dataclasses.replace(request, profile=profiling_text) for request, _ in results]
-    if deferred_data:
-        requests = [deferred.with_deferred_data(request, deferred_data) for request in requests]
-    return requests, profile
-
-
-def _submissions(
-    requests: list[Request],
-    swept: list[tuple[str, ...]],
-    profile: Cluster,
-    runs: str,
-    time: str,
-    live: LiveCluster,
-    attempts: int,
-    task: Task | None = None,
-) -> list[Submission]:
-    """Resolve each run and check it against the cluster. Raises UserError that lists the problems of all runs."""
-    from superpod.cli.cluster import finetune_submit
-    from superpod.slurm.preflight import preflight
+def _queue_sweep(checked: CheckedRuns, options: SubmitOptions, array_limit: int) -> None:
     from superpod.slurm.submission import sweep
 
-    if task:
-        return [finetune_submit.finetune_submission(requests[0], task, profile, live, runs, time, attempts)]
-    if len(requests) == 1:
-        submission = slurm_submit().Submission(resolve_request(requests[0]), profile, runs, time)
-        preflight.refuse(preflight.Case(submission, live, attempts=attempts))
-        return [submission]
-    submissions, refused = [], []
-    for number, (member, request) in enumerate(zip(swept, requests, strict=True), 1):
-        try:
-            which = f": run {number} of {len(requests)}"
-            submission = slurm_submit().Submission(resolve_request(request, which), profile, runs, time)
-            preflight.refuse(preflight.Case(submission, live, attempts=attempts))
-            submissions.append(submission)
-        except UserError as error:
-            hint = f"\n  next: {error.hint}" if error.hint else ""
-            refused.append(f"{' '.join(member)}: {error}{hint}")
-    if refused:
-        summary = f"{len(refused)} of {len(requests)} runs of the sweep cannot be submitted"
-        raise UserError("\n".join([summary, *refused]))
-    sweep.require_disk_space(submissions, live.runs_free)
-    return submissions
-
-
-def _queue_sweep(
-    slurm: Connection,
-    members: list[tuple[tuple[str, ...], Submission]],
-    count: int,
-    dependencies: list[str],
-    array_limit: int,
-) -> None:
-    from superpod.slurm.submission import sweep
-
-    folder, jobs = sweep.queue(slurm, members, count, dependencies, array_limit)
+    members = list(zip(options.combinations, checked.submissions, strict=True))
+    folder, jobs = sweep.queue(checked.slurm, members, options.count, checked.dependencies, array_limit)
     limit = f", {array_limit} at once" if array_limit else ""
     print(f"sweep  {folder}: {len(members)} runs{limit}")
     for (overrides, _), (run, queued) in zip(members, jobs.items(), strict=True):
@@ -307,8 +242,8 @@ def _queue_sweep(
     if shortfalls:
         first = shortfalls[0]
         print(f"note   {len(shortfalls)} of {len(jobs)} runs have fewer jobs: {first}; `recipes top-up` queues more")
-    _print_dependencies(dependencies)
-    print(f"proof  {_proof(members[0][1])}")
+    _print_dependencies(checked.dependencies)
+    print(f"proof  {_proof(checked.submissions[0])}")
     print(f"table  recipes report {shlex.quote(folder)}")
 
 
@@ -331,6 +266,7 @@ def _print_dry_run(
 ) -> None:
     """Print what a submission would do, as comments, so that the output remains a valid script."""
     from superpod.slurm.preflight.preflight import START_S
+    from superpod.slurm.submission import submit as slurm_submit
 
     run, cluster, step = submission.run, submission.cluster, submission.step_time_s
     degrees = {name: getattr(run.layout, name) for name in ("tp", "pp", "cp", "ep")}
@@ -343,7 +279,7 @@ def _print_dry_run(
     if step and not cluster.declared_only:
         print(f"# steps: {run.max_steps} of {step:.2f} s take {run.max_steps * step / 3600:,.1f} h,")
         print(f"#   plus {START_S} s to start each attempt, whose limit is {submission.time or cluster.slurm.time}")
-    warning = slurm_submit().chain_warning(submission, attempts)
+    warning = slurm_submit.chain_warning(submission, attempts)
     if warning:
         print(f"# chain: {warning}: raise --attempts or --time")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
 
 STEPS, RANKS = "10-12", "0"
-NSYS_ON_NODES = (
-    "nsys must be on the PATH of the ranks, which cannot be checked on this machine; without it, they are not profiled"
-)
 
 
 @dataclass(frozen=True, kw_only=True)

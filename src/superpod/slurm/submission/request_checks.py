@@ -6,14 +6,10 @@ import functools
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from superpod.cli.options.request_options import make_request
-from superpod.cli.options.size_options import SizeOptions
 from superpod.errors import UserError
+from superpod.slurm.submission import submit as slurm_submit
 
 if TYPE_CHECKING:
     from superpod.requests.request import Request
@@ -24,33 +20,13 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-TargetCluster = Annotated[
-    str,
-    typer.Option("--cluster", help="Cluster profile: a built-in one such as dgx_h100, or the path of a TOML file."),
-]
-AttemptTime = Annotated[
-    str,
-    typer.Option("--time", help="Time limit per attempt in Slurm format, such as 04:00:00. Default: from the profile."),
-]
-SharedRuns = Annotated[str, typer.Option("--runs", help="Parent folder for run folders. Default: from the profile.")]
 
-
-def check_request(
-    name: str,
-    cluster: str,
-    overrides: list[str] | None,
-    size: SizeOptions,
-    data: Path | None,
-    time: str,
-    runs: str,
-) -> tuple[Request, Cluster]:
-    """Return the request and the cluster profile for a command line, checked without NeMo or access to the cluster.
+def load_profile(cluster: str, time: str, runs: str) -> Cluster:
+    """Return a cluster profile that permits this time limit and this folder for runs.
 
     Raises:
-        UserError: an option is invalid, or the cluster's GPUs cannot run the recipe.
+        UserError: an option is invalid.
     """
-    from superpod.collection.facts import proof_level
-    from superpod.collection.registry import find
     from superpod.slurm.preflight import preflight
     from superpod.slurm.profiles import profiles
 
@@ -61,10 +37,21 @@ def check_request(
         )
     profile = profiles.load(cluster)
     preflight.refuse_folder(profile, runs or profile.folders.runs)
-    request = make_request(name, overrides, data, size)
+    return profile
+
+
+def check_request(request: Request, profile: Cluster) -> None:
+    """Check without NeMo or access to the cluster that its GPUs can run a request.
+
+    Raises:
+        UserError: they cannot, or the recipe cannot train.
+    """
+    from superpod.collection.facts import proof_level
+    from superpod.collection.registry import find
+    from superpod.slurm.preflight import preflight
+
     preflight.refuse_other_gpu(request, profile)
     proof_level.require_trainable(find(request.recipe))
-    return request, profile
 
 
 @functools.cache
@@ -80,9 +67,9 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
 
     If NeMo is not installed on this machine, only plan the request: the job will build it.
     """
-    from superpod.cli import tables
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
+    from superpod.launch.display import consoles
     from superpod.launch.display.progress_bar import spinner
     from superpod.requests.deferred import needs_nemo, resolve_for_job
 
@@ -92,7 +79,7 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     with silence_libraries() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt
         if not needs_nemo(request):
             return resolve_for_job(request)
-        with spinner(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
+        with spinner(consoles.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
             return resolve_for_job(request)
 
 
@@ -106,7 +93,7 @@ def connect_and_query(profile: Cluster, runs: str, data: Path | None, size: JobS
     from superpod.slurm.submission import connection
 
     slurm = connection.connect(profile)
-    python = slurm_submit().ranks_python(profile) if not profile.container.image else ""
+    python = slurm_submit.ranks_python(profile) if not profile.container.image else ""
     paths = preflight.paths_to_check(profile, data.absolute() if data else None)
     return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
@@ -123,13 +110,6 @@ def refuse_missing_resources(claim: Claim) -> None:
     for note in preflight.notes(claim):
         hint = f"\n  next: {note.hint}" if note.hint else ""
         print(f"note: {note.message}{hint}", file=sys.stderr)
-
-
-def slurm_submit() -> ModuleType:
-    """Import and return slurm/submission/submit.py."""
-    from superpod.slurm.submission import submit
-
-    return submit
 
 
 def refuse_webhook(profile: Cluster) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from superpod.cli.cluster.submit_checks import (
+from superpod.errors import UserError
+from superpod.launch.model_check import require_built
+from superpod.slurm.submission import submit as slurm_submit
+from superpod.slurm.submission.request_checks import (
     connect_and_query,
     refuse_missing_resources,
     refuse_time,
     refuse_webhook,
     resolve_request,
-    slurm_submit,
 )
-from superpod.errors import UserError
-from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
@@ -43,8 +43,8 @@ class ResumeOptions:
     build: bool = True
 
 
-def resume_run(options: ResumeOptions) -> None:
-    """Queue attempts of an existing run.
+def resume_run(options: ResumeOptions) -> list[str]:
+    """Queue attempts of an existing run, and return lines that say what was queued.
 
     Raises:
         UserError: the run is on another machine, done, queued or of a different recipe, or it does not permit a change.
@@ -71,8 +71,8 @@ def resume_run(options: ResumeOptions) -> None:
     submission = _changed_submission(run, options, profile) if options.overrides else None
     count = options.attempts or profile.chain.attempts
     if options.dry_run:
-        print(f"# {count} attempts with a time limit of {options.time or resume.read_time_limit(run)} would be queued")
-        return
+        time = options.time or resume.read_time_limit(run)
+        return [f"# {count} attempts with a time limit of {time} would be queued"]
     with queue_lock(run), restored_environment.restored_variables(run):
         _refuse_queued(run, slurm)  # another command may have queued jobs while NeMo built the recipe
         with resume.restore_on_failure(run):
@@ -82,18 +82,19 @@ def resume_run(options: ResumeOptions) -> None:
                 resume.set_time(run, options.time)
             guard.allow_resume(run)
             try:
-                jobs = slurm_submit().queue(slurm, str(run.path), count, excluded_nodes(run), dependencies)
+                jobs = slurm_submit.queue(slurm, str(run.path), count, excluded_nodes(run), dependencies)
             except BaseException:  # the files are restored, so jobs that are already queued must not start
-                slurm_submit().unqueue(slurm, [str(run.path)])
+                slurm_submit.unqueue(slurm, [str(run.path)])
                 raise
-        slurm_submit().note(run, jobs.ids)
-    print(f"jobs   {jobs}: the run continues from step {decision.step}")
+        slurm_submit.append_jobs(run, jobs.ids)
+    lines = [f"jobs   {jobs}: the run continues from step {decision.step}"]
     if jobs.shortfall:
-        print(f"note   {jobs.shortfall}")
+        lines.append(f"note   {jobs.shortfall}")
     if decision.damaged or decision.lost_steps:
-        print(f"note   it {decision.message}")
+        lines.append(f"note   it {decision.message}")
     if dependencies:
-        print(f"dependency  {', '.join(dependencies)}")
+        lines.append(f"dependency  {', '.join(dependencies)}")
+    return lines
 
 
 def _open_run(options: ResumeOptions, slurm: Connection) -> RunFolder:
@@ -188,7 +189,7 @@ def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
         steps = run.facts["max_steps"]
         raise UserError(f"{run.path} is done at step {steps}", f"train for more steps: trainer.max_steps={2 * steps}")
-    submission = slurm_submit().Submission(after, profile, runs, time)
+    submission = slurm_submit.Submission(after, profile, runs, time)
     preflight.refuse(preflight.Case(submission, live, attempts=count))
     for line in submission.other_gpu_note:
         print(f"note   {line}")
