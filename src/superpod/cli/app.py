@@ -53,9 +53,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(requested: bool) -> None:
+def _print_version(is_requested: bool) -> None:
     """Print the versions of this package and of the libraries that training uses, then exit."""
-    if not requested:
+    if not is_requested:
         return
     from importlib.metadata import PackageNotFoundError, version
 

@@ -230,24 +230,24 @@ def _missing_ranks_finding(
     group: _Group,
     number: int,
     here: dict[int, JsonObject],
-    absent: list[int],
-    waiting: list[int],
+    absent_ranks: list[int],
+    waiting_ranks: list[int],
     by_rank: dict[int, Dump],
     base: Path | None,
 ) -> Finding:
-    entry = here[waiting[0]]
+    entry = here[waiting_ranks[0]]
     call = str(entry.get("profiling_name", "?"))
     where = f"collective {number} ({call}) of group {group.name}{_format_description(group)}"
-    detail = f"{format_ranks(absent)} did not reach {where}, in which {len(waiting)} were waiting"
-    with_dump = [rank for rank in absent if rank in by_rank and by_rank[rank].entries]
+    detail = f"{format_ranks(absent_ranks)} did not reach {where}, in which {len(waiting_ranks)} were waiting"
+    with_dump = [rank for rank in absent_ranks if rank in by_rank and by_rank[rank].entries]
     if with_dump:
         last = by_rank[with_dump[0]].entries[-1]
         place = _call_site(last) or "an unknown place"
         detail += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
-    ranks_without_dump = [rank for rank in absent if rank not in by_rank]
+    ranks_without_dump = [rank for rank in absent_ranks if rank not in by_rank]
     if ranks_without_dump:
         detail += f"; {format_ranks(ranks_without_dump)} left no dump"
-    return _make_finding("nccl_timeout", detail, absent, entry, by_rank[waiting[0]], base)
+    return _make_finding("nccl_timeout", detail, absent_ranks, entry, by_rank[waiting_ranks[0]], base)
 
 
 def _make_finding(

@@ -431,7 +431,7 @@ class LogEvents:
         self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
         return True
 
-    def _add(self, cause: str, sure: int, alone: bool, line: LogLine, is_error: bool, error: str = "") -> None:
+    def _add(self, cause: str, sure: int, is_alone: bool, line: LogLine, is_error: bool, error: str = "") -> None:
         if cause in _BY_SIGNAL and sure > PASSING:
             self.fatal = line
         rank = line.rank
@@ -439,7 +439,7 @@ class LogEvents:
             rank = self._block_rank
         key = (cause, rank)
         self._counts[key] = self._counts.get(key, 0) + 1
-        event = Event(cause, sure, alone, line, is_error, self.lines, rank, error)
+        event = Event(cause, sure, is_alone, line, is_error, self.lines, rank, error)
         if self._counts[key] > MAX_EVENTS:
             at = max(i for i, e in enumerate(self.events) if (e.cause, e.rank) == key)
             del self.events[at]

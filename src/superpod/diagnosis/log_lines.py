@@ -226,10 +226,10 @@ def _json_message(text: str) -> str:
     return text
 
 
-def _strip_prefixes(text: str, labelled: bool) -> tuple[int | None, str]:
+def _strip_prefixes(text: str, is_labelled: bool) -> tuple[int | None, str]:
     """Return the rank in the launcher's prefix, and the line without prefixes, times and hosts."""
     rank = None
-    label = _LABEL.match(text) if labelled else None
+    label = _LABEL.match(text) if is_labelled else None
     if label:
         rank, text = int(label[1]), text[label.end() :]
     for _ in range(4):  # prefixes may be nested

@@ -147,7 +147,7 @@ class Series:
         if overflow:
             scale = float(overflow[2].rstrip("."))
             if not overflow[1] or scale < USUAL_SCALE:
-                self._record_overflow(line, low=bool(overflow[1]) and scale < LOW_SCALE)
+                self._record_overflow(line, is_low=bool(overflow[1]) and scale < LOW_SCALE)
             return True
 
         skipped_match = _SKIPPED.search(line.text)
@@ -166,11 +166,11 @@ class Series:
             self.last_bad_grad = line
         return True
 
-    def _record_overflow(self, line: LogLine, low: bool) -> None:
+    def _record_overflow(self, line: LogLine, is_low: bool) -> None:
         if self._has_recovered():
             self.overflows = self.at_low_scales = 0
         self.overflows += 1
-        self.at_low_scales += low
+        self.at_low_scales += is_low
         self.last_overflow = line
 
     def _record_good_steps(self, good: int) -> None:

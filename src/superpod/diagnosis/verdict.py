@@ -136,13 +136,13 @@ class _Group:
         return ends[0] if len(ends) == len(surest_events) else None
 
 
-def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | None = None) -> Verdict:
+def judge(logs: Sequence[LogEvents], base: Path | None = None, has_failed: bool | None = None) -> Verdict:
     """Diagnose a run or an attempt from its logs.
 
     Args:
         logs: the events of each log.
         base: the folder that displayed paths are relative to.
-        failed: whether the run failed; None = unknown, determined from the logs.
+        has_failed: whether the run failed; None = unknown, determined from the logs.
     """
     groups = _group_events(logs)
     anomalies = [anomaly for log in logs if not log.damage for anomaly in log.series.anomalies()]
@@ -150,50 +150,50 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     has_failure |= any(event.alone for group in groups for event in group.events)
 
     weak_groups: list[_Group] = []
-    if failed is False:
+    if has_failed is False:
         groups, has_failure = [], False
-    elif not (has_failure or failed):
+    elif not (has_failure or has_failed):
         weak_groups = [group for group in groups if group.cause and _is_named_at_end(group, logs)]
         groups = []
 
     suspects = _drop_duplicates(_anomaly_finding(anomaly, base) for anomaly in anomalies)
     lasting_causes = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
-    if not has_failure and not failed:
-        return _judge_without_failure(suspects, lasting_causes, weak_groups, logs, base, done=failed is False)
+    if not has_failure and not has_failed:
+        return _judge_without_failure(suspects, lasting_causes, weak_groups, logs, base, is_done=has_failed is False)
     notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
     return replace(_judge_failure(groups, suspects, logs, base), notes=notes)
 
 
 def _judge_without_failure(
     suspects: list[Finding],
-    lasting: set[str],
-    weak: Sequence[_Group],
+    lasting_events: set[str],
+    weak_groups: Sequence[_Group],
     logs: Sequence[LogEvents],
     base: Path | None,
     *,
-    done: bool,
+    is_done: bool,
 ) -> Verdict:
     """Return the verdict on logs without a failure.
 
-    `suspects` are findings from losses and step times, of which those in `lasting` persist to the end; `weak` are
-    causes in the last lines of a log, none of which reports a failure.
+    `suspects` are findings from losses and step times, of which those in `lasting_events` persist to the end;
+    `weak_groups` are causes in the last lines of a log, none of which reports a failure.
     """
     if suspects:
-        suspects.sort(key=lambda finding: finding.name not in lasting)
+        suspects.sort(key=lambda finding: finding.name not in lasting_events)
         return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
     end_line = next((log.finished for log in logs if log.finished), None)
     damage = next((log.damage for log in logs if log.damage), "")
     if end_line and not damage and not any(log.finished and log.doubt for log in logs):
         return Verdict(HEALTHY, words=redact_text(end_line.text.strip()[:120]))
-    if weak and not done:
-        deepest_group = max(weak, key=lambda group: group.depth)
+    if weak_groups and not is_done:
+        deepest_group = max(weak_groups, key=lambda group: group.depth)
         return Verdict(SUSPECT, replace(_make_finding(deepest_group, None), confidence=CONFIDENCE[HINT]))
 
     last_step = max((log.series.highest for log in logs), default=-1)
     message = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
     if damage:
         message = f"{damage}; before that, {message}"
-    if done:
+    if is_done:
         return Verdict(HEALTHY, words=message)
     message += f"; the end of the training is {'' if end_line else 'not '}in the log"
     doubt = next((evidence(log.doubt, base) for log in logs if log.doubt), None)
@@ -351,14 +351,14 @@ def _explains(deep: _Group, shallow: _Group) -> bool:
     return _may_follow(deep, shallow)
 
 
-def _came_first(one: _Group, other: _Group) -> bool:
-    """Return whether `one` has a program error that precedes `other`, by time or in the same file."""
-    if not any(event.is_error for event in one.events):
+def _came_first(group: _Group, other: _Group) -> bool:
+    """Return whether `group` has a program error that precedes `other`, by time or in the same file."""
+    if not any(event.is_error for event in group.events):
         return False
-    if one.at and other.at:
-        return one.at < other.at
-    files = {event.line.path for event in (*one.events, *other.events)}
-    return len(files) == 1 and min(e.order for e in one.events) < min(e.order for e in other.events)
+    if group.at and other.at:
+        return group.at < other.at
+    files = {event.line.path for event in (*group.events, *other.events)}
+    return len(files) == 1 and min(e.order for e in group.events) < min(e.order for e in other.events)
 
 
 def _may_follow(deep: _Group, shallow: _Group) -> bool:

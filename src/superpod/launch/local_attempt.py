@@ -121,7 +121,7 @@ def _report_write_errors(console: Console) -> Iterator[None]:
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
-def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt, resumed: str) -> None:
+def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt, resumed_run: str) -> None:
     if local_run.changes:
         changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in local_run.changes)
         (attempt.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
@@ -130,5 +130,5 @@ def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt:
             f"{len(local_run.changes)} GPU settings changed, listed in attempts/{attempt.name}/rehearsal.txt"
         )
     console.print(f"run folder {folder.path}, attempt {attempt.name}", markup=False, highlight=False, soft_wrap=True)
-    if resumed:
-        console.print(resumed, markup=False, highlight=False, soft_wrap=True)
+    if resumed_run:
+        console.print(resumed_run, markup=False, highlight=False, soft_wrap=True)

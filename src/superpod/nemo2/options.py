@@ -53,10 +53,10 @@ def apply(partial: run.Partial, names: str) -> None:
         option.change(partial)
 
 
-def suggest_options(partial: run.Partial, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint: the options in `names` that this recipe supports, and `otherwise`."""
+def suggest_options(partial: run.Partial, names: Iterable[str], fallback: str) -> str:
+    """Return a hint: the options in `names` that this recipe supports, and `fallback`."""
     possible_options = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
-    return ", or ".join(filter(None, [*possible_options, otherwise]))
+    return ", or ".join(filter(None, [*possible_options, fallback]))
 
 
 def require_known(text: str) -> None:

@@ -117,9 +117,9 @@ def simulate_passes(
     return StepTimeline(events, passes, after or {}, plan_s)
 
 
-def _pass_terms(parts: Parts, vp: int, send: float, inside: float) -> Parts:
+def _pass_terms(parts: Parts, vp: int, send: float, inside_share: float) -> Parts:
     """Return the seconds by term of a pass through one chunk, without zero terms."""
-    seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside, "pp_p2p": send}
+    seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside_share, "pp_p2p": send}
     return {key: seconds[key] for key in IN_PASS if seconds[key] > 0}
 
 
@@ -159,7 +159,7 @@ def _split_ranks(cost: StepCost) -> StepCost:
     return replace(cost, **rank_costs, **shared_costs)
 
 
-def _terms(priced: Mapping[str, Array]) -> list[dict[str, float]]:
+def _terms(prices: Mapping[str, Array]) -> list[dict[str, float]]:
     """Return the terms of a pass for each rank."""
     keys = ("compute", "recompute", "tp", "cp", "ep", "overhead")
-    return [dict(zip(keys, row, strict=True)) for row in zip(*(priced[key].tolist() for key in keys), strict=True)]
+    return [dict(zip(keys, row, strict=True)) for row in zip(*(prices[key].tolist() for key in keys), strict=True)]

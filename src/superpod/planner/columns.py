@@ -154,17 +154,23 @@ class Stages:
                 for kind, count in blocks.items():
                     self._blocks[kind][i, j] = count
 
-    def columns(self, way: Column, values: Mapping[str, Column]) -> Columns:
+    def columns(self, split: Column, values: Mapping[str, Column]) -> Columns:
         """Return columns of shape [layouts, ranks].
 
         Args:
-            way: index of each layout's split.
+            split: index of each layout's split.
             values: columns as returned by `fields`.
         """
         kept_columns = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
         one: dict[str, Any] = {name: values[name][:, None] for name in kept_columns}
-        blocks = {kind: counts[way] for kind, counts in self._blocks.items()}
-        return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
+        blocks = {kind: counts[split] for kind, counts in self._blocks.items()}
+        return Columns(
+            **one,
+            rank=self._rank[split],
+            weight=self._weight[split],
+            layers=self._layers[split],
+            blocks=blocks,
+        )
 
 
 def _count_blocks(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:

@@ -116,7 +116,7 @@ def pipeline_layout_lines(job: PlannedJob) -> list[str]:
     return [f"the layers of each stage in Megatron's syntax: {OPTION} '{pipeline_layout.from_job(job)}'"]
 
 
-def near_misses(result: SearchResult, most: int = 3) -> list[str]:
+def near_misses(result: SearchResult, count: int = 3) -> list[str]:
     """Describe layouts that would be faster than the best one but do not fit, and what would make each fit."""
     if not len(result.ranked):
         return []
@@ -136,7 +136,7 @@ def near_misses(result: SearchResult, most: int = 3) -> list[str]:
         gain = 1 - result.seconds[i] / best
         shortage = suggestions.describe_shortage(job, predict.one(job), "")
         lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {shortage}")
-        if len(lines) == most:
+        if len(lines) == count:
             break
     return lines
 

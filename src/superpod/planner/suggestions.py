@@ -43,20 +43,20 @@ def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Sa
     return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
 
-def faster_changes(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
-    """Describe up to `most` single changes that fit and reduce the step time by at least 1 %, the fastest first."""
+def faster_changes(job: PlannedJob, before: Prediction, count: int = 3) -> list[str]:
+    """Describe up to `count` single changes that fit and reduce the step time by at least 1 %, the fastest first."""
     changed_jobs = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in changed_jobs if not legality.violations(other)]
     after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
     fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
     gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
-    return [f"{what} reduces the step time by {-gain:.1%}" for gain, what in sorted(gains) if gain < -0.01][:most]
+    return [f"{what} reduces the step time by {-gain:.1%}" for gain, what in sorted(gains) if gain < -0.01][:count]
 
 
-def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
+def describe_shortage(job: PlannedJob, before: Prediction, combined: str = SEARCH) -> str:
     """Describe what a run lacks that does not fit: `40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...`.
 
-    If single changes make it fit, only those are listed; else the largest savings, followed by the hint `together`.
+    If single changes make it fit, only those are listed; else the largest savings, followed by the hint `combined`.
     """
     missing = max(0.0, before.short_gib)
     savings = memory_savings(job, before)
@@ -67,7 +67,7 @@ def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARC
     savings_text = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown_savings)
     if not enough:
         return f"{missing:.1f} GiB short: {savings_text}; no single change is enough" + (
-            f": {together}" if together else ""
+            f": {combined}" if combined else ""
         )
     return f"{missing:.1f} GiB short: {savings_text}" + ("; each of them is enough" if len(enough) > 1 else "")
 

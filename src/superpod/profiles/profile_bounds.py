@@ -218,9 +218,9 @@ def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
     return Change("move GEMMs to Tensor Cores", max(0.0, off_s - NOT_ON_TENSOR_CORES * heavy_s), why, how)
 
 
-def _class_change(what: str, seconds: float, bound: float, step_s: float, meaning: str, how: str) -> Change:
+def _class_change(what: str, seconds: float, bound: float, step_s: float, meaning: str, change: str) -> Change:
     why = f"{_ms(seconds)} per step, {seconds / step_s:.0%}: {meaning}; up to {bound:.0%} is typical"
-    return Change(what, max(0.0, seconds - bound * step_s), why, how)
+    return Change(what, max(0.0, seconds - bound * step_s), why, change)
 
 
 def _ms(seconds: float) -> str:

@@ -214,8 +214,8 @@ def _top(recording: Recording, work: Work, max_names: int) -> tuple[Top, ...]:
     return tuple(rows)
 
 
-def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], wanted: Any) -> tuple[Gap, ...]:
-    start, end = gaps[0][wanted], gaps[1][wanted]
+def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], mask: Any) -> tuple[Gap, ...]:
+    start, end = gaps[0][mask], gaps[1][mask]
     order = np.argsort(start - end, kind="stable")[:MAX_GAPS]
     return tuple(
         Gap((end[i] - start[i]) / 1e9, (start[i] - recording.begin) / 1e9, _host_activity(recording, start[i], end[i]))

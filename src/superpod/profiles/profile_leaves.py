@@ -42,9 +42,9 @@ class Leaves:
         starts = [np.frombuffer(columns[0], dtype=np.int64) for columns in self._threads.values()]
         return np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
 
-    def keep(self, near: Callable[[Any], Any]) -> int:
-        """Keep only operations for whose start `near` is true; return the number of removed ones."""
-        return sum(keep_rows(columns, near(np.array(columns[0]))) for columns in self._threads.values())
+    def keep(self, is_near: Callable[[Any], Any]) -> int:
+        """Keep only operations for whose start `is_near` is true; return the number of removed ones."""
+        return sum(keep_rows(columns, is_near(np.array(columns[0]))) for columns in self._threads.values())
 
     def rows(self) -> tuple[Any, Any, Any, Any]:
         """Return arrays (start, end, name, kind) of all pieces."""
@@ -63,11 +63,11 @@ def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
     stack: list[tuple[int, int, int, bool]] = []  # (end, name, kind, inside the optimizer)
     at = 0
 
-    def write(until: int) -> None:
-        """Write the piece of the innermost operation from `at` to `until`."""
+    def write(end: int) -> None:
+        """Write the piece of the innermost operation from `at` to `end`."""
         _, name, kind, in_optimizer = stack[-1]
-        if until > at and kind >= 0:
-            row = (at, until, name, optimizer if in_optimizer else kind)
+        if end > at and kind >= 0:
+            row = (at, end, name, optimizer if in_optimizer else kind)
             for piece, value in zip(pieces, row, strict=True):
                 piece.append(value)
 

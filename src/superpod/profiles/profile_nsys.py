@@ -172,8 +172,8 @@ def _read_gpu(file: _File, number: int) -> tuple[str, int]:
     return "GPU", 0
 
 
-def _read_host(file: _File, processes: set[Any], wanted: Any, ranges: list[Range]) -> tuple[Host, Any]:
-    """Return long calls and ranges of the host, and when it launched the work items with the ids `wanted`."""
+def _read_host(file: _File, processes: set[Any], mask: Any, ranges: list[Range]) -> tuple[Host, Any]:
+    """Return long calls and ranges of the host, and when it launched the work items with the ids `mask`."""
     calls, times, activities = [], [], []
     for start, end, call, name, thread in file.rows(CALLS, "start", "end", "correlationId", "nameId", "globalTid"):
         if call is None or not _belongs_to(thread, processes) or not file.is_timed(start, end, file.text(name)):
@@ -188,7 +188,7 @@ def _read_host(file: _File, processes: set[Any], wanted: Any, ranges: list[Range
             activities.append((start, end, file.names.number(name)))
     begins, ends, names = list(zip(*activities, strict=True)) or [(), (), ()]
     host = Host(np.array(begins, dtype=np.int64), np.array(ends, dtype=np.int64), np.array(names, dtype=np.int32))
-    launched = find_launch_times(wanted, np.array(calls, dtype=np.int64), np.array(times, dtype=np.int64))
+    launched = find_launch_times(mask, np.array(calls, dtype=np.int64), np.array(times, dtype=np.int64))
     return host, launched
 
 

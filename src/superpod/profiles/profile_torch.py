@@ -166,29 +166,31 @@ def read(path: Path, gpu: int | None = None) -> Recording:
     return _read_cpus(path, trace, kept, gpu)
 
 
-def _require_profiler(path: Path, trace: Trace, kept: _Collected) -> None:
-    if kept.columns["start"] or len(kept.leaves):
+def _require_profiler(path: Path, trace: Trace, collected: _Collected) -> None:
+    if collected.columns["start"] or len(collected.leaves):
         return
     other_data = trace.head.get("otherData")
     if isinstance(other_data, dict) and "step_time_s_of_the_plan" in other_data:
         raise UserError(f"{path} is a predicted step written by `recipes plan --trace`, not a measurement", EXPORT)
-    if kept.times.text:
-        raise UserError(f"{path} contains no usable events: left out {kept.times.text}", EXPORT)
-    listed_events = ", ".join(f"{name} ({count:,})" for name, count in kept.seen.most_common(4)) or "no timed events"
+    if collected.times.text:
+        raise UserError(f"{path} contains no usable events: left out {collected.times.text}", EXPORT)
+    listed_events = (
+        ", ".join(f"{name} ({count:,})" for name, count in collected.seen.most_common(4)) or "no timed events"
+    )
     raise UserError(
         f"{path} is not a torch.profiler trace: it has {listed_events}, but no kernel and no cpu_op", EXPORT
     )
 
 
-def _read_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
-    columns = {key: np.frombuffer(column, dtype=np.int64) for key, column in kept.columns.items()}
+def _read_gpu(path: Path, trace: Trace, collected: _Collected, gpu: int | None) -> Recording:
+    columns = {key: np.frombuffer(column, dtype=np.int64) for key, column in collected.columns.items()}
     gpus = tuple(int(number) for number in np.unique(columns["gpu"]))
     chosen_gpu = gpus[0] if gpu is None else gpu
     if chosen_gpu not in gpus:
         raise UserError(f"--gpu {gpu}: {path} has kernels of GPU {', '.join(map(str, gpus))}", f"--gpu {gpus[0]}")
     is_chosen_gpu = columns["gpu"] == chosen_gpu
     rows = {key: column[is_chosen_gpu] for key, column in columns.items()}
-    calls, times = np.array(kept.call_id, dtype=np.int64), np.array(kept.call_at, dtype=np.int64)
+    calls, times = np.array(collected.call_id, dtype=np.int64), np.array(collected.call_at, dtype=np.int64)
     work = Work(
         start=rows["start"],
         end=rows["end"],
@@ -196,10 +198,10 @@ def _read_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Re
         kind=rows["kind"].astype(np.int8),
         group=rows["group"].astype(np.int8),
         launched=find_launch_times(rows["call"], calls, times),
-        sms=np.frombuffer(kept.sms, dtype=np.float32)[is_chosen_gpu],
+        sms=np.frombuffer(collected.sms, dtype=np.float32)[is_chosen_gpu],
     )
     device = _gpu_name(trace, chosen_gpu)
-    return _build_recording(trace, kept, work, device=device, gpus=gpus, steps=_find_steps(kept, work))
+    return _build_recording(trace, collected, work, device=device, gpus=gpus, steps=_find_steps(collected, work))
 
 
 def _gpu_name(trace: Trace, number: int) -> str:
@@ -211,10 +213,10 @@ def _gpu_name(trace: Trace, number: int) -> str:
     return "GPU"
 
 
-def _read_cpus(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
+def _read_cpus(path: Path, trace: Trace, collected: _Collected, gpu: int | None) -> Recording:
     if gpu is not None:
         raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "leave out --gpu")
-    start, end, name, kind = kept.leaves.rows()
+    start, end, name, kind = collected.leaves.rows()
     work = Work(
         start=start,
         end=end,
@@ -224,11 +226,11 @@ def _read_cpus(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> R
         launched=np.full(len(start), -1, dtype=np.int64),
         sms=np.full(len(start), np.nan, dtype=np.float32),
     )
-    return _build_recording(trace, kept, work, device="CPU", gpus=(), steps=_find_steps(kept, work))
+    return _build_recording(trace, collected, work, device="CPU", gpus=(), steps=_find_steps(collected, work))
 
 
-def _find_steps(kept: _Collected, work: Work) -> _Steps:
-    host, gpu = sorted(kept.marks["host"]), sorted(kept.marks["gpu"])
+def _find_steps(collected: _Collected, work: Work) -> _Steps:
+    host, gpu = sorted(collected.marks["host"]), sorted(collected.marks["gpu"])
     last = int(work.end.max())
     if host:
         begin, end = host[0][0], max(stop for _, stop in host)
@@ -240,26 +242,26 @@ def _find_steps(kept: _Collected, work: Work) -> _Steps:
 
 
 def _build_recording(
-    trace: Trace, kept: _Collected, work: Work, *, device: str, gpus: tuple[int, ...], steps: _Steps
+    trace: Trace, collected: _Collected, work: Work, *, device: str, gpus: tuple[int, ...], steps: _Steps
 ) -> Recording:
     """Build the recording of a GPU, or of CPUs if `gpus` is empty."""
-    starts, ends = (np.array(column, dtype=np.int64) for column in (kept.host_start, kept.host_end))
+    starts, ends = (np.array(column, dtype=np.int64) for column in (collected.host_start, collected.host_end))
     group = trace.head.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
     return Recording(
         tool="torch",
         device=device,
         on_gpu=bool(gpus),
-        names=kept.names.texts,
+        names=collected.names.texts,
         work=work,
-        host=Host(starts, ends, np.array(kept.host_name, dtype=np.int32)),
+        host=Host(starts, ends, np.array(collected.host_name, dtype=np.int32)),
         begin=steps.begin,
         end=steps.end,
         steps=steps.number,
         marks=steps.marks,
         rank=rank if isinstance(rank, int) else None,
         gpus=gpus,
-        notes=kept.times.notes,
+        notes=collected.times.notes,
     )
 
 

@@ -178,11 +178,11 @@ def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | Non
     return code, printed_bytes.decode(errors="replace")
 
 
-def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
+def _keep_end(pipe: IO[bytes], tail: bytearray) -> None:
     with pipe:
         for chunk in iter(lambda: pipe.read1(LOG_BYTES), b""):  # pyright: ignore[reportAttributeAccessIssue]
-            kept += chunk
-            del kept[:-LOG_BYTES]
+            tail += chunk
+            del tail[:-LOG_BYTES]
 
 
 def _remove_control_codes(value: Any) -> Any:

@@ -134,7 +134,7 @@ def _suggest_faster_layout(run: Record, figures: Figures) -> str:
         return ""
     is_faster = planned.rate / measured - 1 < -TOLERANCE
     speed = "faster than planned" if is_faster else "as planned"
-    changes = suggestions.faster_changes(run.job, predict.one(run.job), most=1)
+    changes = suggestions.faster_changes(run.job, predict.one(run.job), count=1)
     if not changes:
         return f"{speed}, and no single change is faster"
     return f"{speed}; {changes[0]}, according to the planner"

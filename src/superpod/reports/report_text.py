@@ -142,24 +142,24 @@ def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     yield "next", figures.next
 
 
-def _plan_rows(planned: Planned, measured: float | None) -> Iterator[tuple[str, str]]:
+def _plan_rows(plan: Planned, measured: float | None) -> Iterator[tuple[str, str]]:
     """Compare the planned step and memory with the `measured` median step time in seconds."""
-    deviation = f"; measured {measured:.3g} s, {measured / planned.step_s - 1:+.0%}" if measured else ""
-    yield "planned step", f"{planned.step_s:.3g} s{deviation}"
-    if planned.profiled:
-        for i, (name, planned_s, measured_s) in enumerate(planned.profiled):
+    deviation = f"; measured {measured:.3g} s, {measured / plan.step_s - 1:+.0%}" if measured else ""
+    yield "planned step", f"{plan.step_s:.3g} s{deviation}"
+    if plan.profiled:
+        for i, (name, planned_s, measured_s) in enumerate(plan.profiled):
             yield "" if i else "by term", f"{name}: {planned_s:.3g} s planned, {measured_s:.3g} s in its profile"
     else:
-        terms = sorted(planned.terms_s.items(), key=lambda term: -term[1])
-        yield "", ", ".join(f"{name} {value:.3g} s" for name, value in terms if value >= 0.005 * planned.step_s)
+        terms = sorted(plan.terms_s.items(), key=lambda term: -term[1])
+        yield "", ", ".join(f"{name} {value:.3g} s" for name, value in terms if value >= 0.005 * plan.step_s)
         if measured:
             yield (
                 "",
-                f"{measured - planned.step_s:+.3g} s compared with the plan: a profile (--profile torch) shows why",
+                f"{measured - plan.step_s:+.3g} s compared with the plan: a profile (--profile torch) shows why",
             )
     stages = [
         f"{planned_gib:.1f} ({measured_gib:.1f} measured)" if measured_gib else f"{planned_gib:.1f}"
-        for planned_gib, measured_gib in zip(planned.stages_gib, planned.measured_stages_gib, strict=True)
+        for planned_gib, measured_gib in zip(plan.stages_gib, plan.measured_stages_gib, strict=True)
     ]
     listed_stages = ", ".join(stages[:8]) + (", ..." if len(stages) > 8 else "")
     yield "planned memory", f"{listed_stages} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")

@@ -141,11 +141,11 @@ def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Ve
     return replace(verdict, root=replace(root, means=means, fix=f"`{command}` resumes it"))
 
 
-def _describe_earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]:
-    """Return a line for each of the last attempts before `chosen` that says how it ended."""
-    earlier_attempts = [attempt for attempt in attempts if int(attempt.name) < int(chosen.name)][-EARLIER_ATTEMPTS:]
+def _describe_earlier(attempts: Sequence[Attempt], shown_attempt: Attempt) -> list[str]:
+    """Return a line for each of the last attempts before `shown_attempt` that says how it ended."""
+    earlier_attempts = [attempt for attempt in attempts if int(attempt.name) < int(shown_attempt.name)]
     lines = []
-    for attempt in earlier_attempts:
+    for attempt in earlier_attempts[-EARLIER_ATTEMPTS:]:
         line = f"earlier attempt {attempt.name}: {attempt.result.get('state', '?')}"
         message = attempt.result.get("message")
         lines.append(f"{line}, {message}" if message else line)

@@ -309,7 +309,7 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
 # -- on the nodes -----------------------------------------------------------------------------------------------------
 
 
-def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial:
+def build(request: Mapping[str, Any], plan: Mapping[str, Any]) -> run.Partial:
     """Build the requested recipe on a rank of the job; rank 0 writes recipe.txt to the run folder.
 
     The rank exits before the process group is initialized if the recipe violates a rule or differs from the plan,
@@ -321,18 +321,18 @@ def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial
     except UserError as error:
         hint = f"\n  next: {error.hint}" if error.hint else ""
         sys.exit(f"refused: {error}{hint}")
-    differences = plan_differences(planned, planned_facts(built_run))
+    differences = plan_differences(plan, planned_facts(built_run))
     if differences:
         sys.exit(f"refused: the run built on this node differs from the plan: {'; '.join(differences)}")
     _write_recipe_lines(built_run)
     return built_run.partial
 
 
-def plan_differences(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:
+def plan_differences(plan: Mapping[str, Any], built_plan: Mapping[str, Any], where: str = "") -> list[str]:
     """List the differences between two results of `planned_facts`, such as `layout.tp: 2 planned, 4 built`."""
     lines: list[str] = []
-    for name in sorted({*planned, *built}):
-        old, new = planned.get(name), built.get(name)
+    for name in sorted({*plan, *built_plan}):
+        old, new = plan.get(name), built_plan.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             lines += plan_differences(old, new, f"{where}{name}.")
         elif old != new:
@@ -340,7 +340,7 @@ def plan_differences(planned: Mapping[str, Any], built: Mapping[str, Any], where
     return lines
 
 
-def _write_recipe_lines(built: BuiltRun) -> None:
+def _write_recipe_lines(built_run: BuiltRun) -> None:
     run_dir = os.environ.get("SUPERPOD_RUN_DIR")
     if run_dir and os.environ.get("RANK") == "0":
-        atomic_file.write(Path(run_dir, "recipe.txt"), "".join(f"{line}\n" for line in built.lines))
+        atomic_file.write(Path(run_dir, "recipe.txt"), "".join(f"{line}\n" for line in built_run.lines))

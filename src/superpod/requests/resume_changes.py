@@ -124,9 +124,9 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     return changes
 
 
-def _refuse_steps_at_zero_rate(run: RunFolder, before: dict[str, str], new: dict[str, str]) -> None:
+def _refuse_steps_at_zero_rate(run: RunFolder, old_overrides: dict[str, str], new: dict[str, str]) -> None:
     """Refuse steps after the end of a schedule whose minimum learning rate is 0: they would not change the weights."""
-    old, steps, min_rate = before.get(STEPS, ""), new.get(STEPS, ""), before.get(MIN_RATE, "")
+    old, steps, min_rate = old_overrides.get(STEPS, ""), new.get(STEPS, ""), old_overrides.get(MIN_RATE, "")
     if not (old.isdecimal() and steps.isdecimal() and int(steps) > int(old) and _has_checkpoint(run)):
         return
     if _normalize(min_rate) == 0:
@@ -172,8 +172,8 @@ def _split_pairs(lines: Sequence[str], separator: str) -> dict[str, str]:
     return {path: value for path, _, value in (line.partition(separator) for line in lines)}
 
 
-def _is_unchanged(before: dict[str, str], path: str, value: str) -> bool:
-    return path in before and _normalize(before[path]) == _normalize(value)
+def _is_unchanged(old: dict[str, str], path: str, value: str) -> bool:
+    return path in old and _normalize(old[path]) == _normalize(value)
 
 
 def _normalize(text: str) -> object:

@@ -183,7 +183,7 @@ def written(stub, tmp_path, monkeypatch):
 def test_what_was_built_from_the_same_inputs_is_not_built_anew(stub, written):
     recipes, known, cache = written
     workers = stub()
-    second = proof.prove(recipes, cache_file=cache, written=known)
+    second = proof.prove(recipes, cache_file=cache, saved_proof=known)
     assert (second.standing, second.built_now, workers.calls["build_all"]) == (second.sizes, 0, [])
     assert second.resolved_now == second.sizes
     proof_store.write_results(second, recipes)
@@ -204,7 +204,7 @@ def other_digest(size):
 def test_another_configuration_of_one_size_is_built_alone(stub, written):
     recipes, known, cache = written
     workers = stub(other_digest)
-    second = proof.prove(recipes, cache_file=cache, written=known)
+    second = proof.prove(recipes, cache_file=cache, saved_proof=known)
     assert second.standing == second.sizes - 1
     assert workers.calls["build_all"] == [(WRONG.recipe, WRONG.nodes)]
     assert proof_store.differences(known, second.digests) == [
@@ -224,7 +224,7 @@ def test_a_planner_that_counts_otherwise_is_held_against_real_models(stub, writt
     count = parameter_counts._count
     monkeypatch.setattr(parameter_counts, "_count", lambda task, job: [1 for _ in count(task, job)])
     stub(build=lambda size: {"parameters": [[0]]})
-    second = proof.prove(recipes, cache_file=cache, written=known)
+    second = proof.prove(recipes, cache_file=cache, saved_proof=known)
     counted = {(r.name, nodes) for r in recipes if r.task != "dora" for nodes in r.nodes}
     assert failed(second) == counted
 
@@ -233,14 +233,14 @@ def test_a_planner_that_must_be_exact_is_held_against_real_models(stub, written,
     recipes, known, cache = written
     monkeypatch.setattr(proof, "tolerance", lambda model: 0.01)
     stub()
-    assert proof.prove(recipes, cache_file=cache, written=known).standing == 0
+    assert proof.prove(recipes, cache_file=cache, saved_proof=known).standing == 0
 
 
 def test_a_model_that_is_called_broken_since_is_built(stub, written):
     recipes, known, cache = written
     called = [dataclasses.replace(r, model=dataclasses.replace(r.model, broken="it breaks")) for r in recipes]
     stub()
-    second = proof.prove(called, cache_file=cache, written=known)
+    second = proof.prove(called, cache_file=cache, saved_proof=known)
     assert second.standing == 0
     assert len(second.failures) == second.sizes
     assert all("it can be built now" in failure.why for failure in second.failures)
@@ -257,14 +257,14 @@ def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
     proof_store.write_results(first, recipes)
     stub(build=build)
-    second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=proof_level.read())
+    second = proof.prove(recipes, cache_file=tmp_path / "second.json", saved_proof=proof_level.read())
     assert failed(second) == failed(first) != set()
     assert second.standing == second.sizes - len(second.failures)
 
 
 def test_at_most_so_many_configurations_are_built_one_of_each_kind_first(stub, tmp_path):
     workers = stub()
-    proven = prove(SOME, tmp_path, most=2)
+    proven = prove(SOME, tmp_path, max_builds=2)
     kinds = [(name, nodes) for name, nodes in workers.calls["build_all"]]
     assert len(kinds) == 2
     assert len({registry.find(name).precision for name, _ in kinds}) == 2, "the second precision before a second size"

@@ -200,9 +200,9 @@ def test_logs_of_ended_attempts_are_read_once(tmp_path):
     for name in ("1", "2"):
         with_attempt(run, name, "failed" if name == "1" else "running")
     reader = Reader(run)
-    assert len(list(reader.new())) == 2
+    assert len(list(reader.read_new())) == 2
     assert reader.files == 2
-    assert list(reader.new()) == []
+    assert list(reader.read_new()) == []
     assert reader.files == 1
 
 

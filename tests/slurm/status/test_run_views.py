@@ -152,17 +152,18 @@ def test_log_lines_are_ordered_and_unique(run):
     (first.path / "logs" / "1.1.log").write_text("other\n")
     (second.path / "logs" / "0.0.log").write_text("three\nhal")
     reader = Reader(run)
-    assert list(reader.new()) == [
+    assert list(reader.read_new()) == [
         "[001 node 0 rank 0] one",
         "[001 node 0 rank 0] two",
         "[002 node 0 rank 0] three",
     ]
     (second.path / "logs" / "0.0.log").write_text("three\nhalf\n")
-    assert list(reader.new()) == ["[002 node 0 rank 0] half"]
-    assert list(reader.new()) == []
-    assert [line for line in Reader(run, all_ranks=True).new() if "node 1" in line] == ["[001 node 1 rank 1] other"]
-    assert list(Reader(run, attempt="1", rank=1).new()) == ["[001 node 1 rank 1] other"]
-    assert list(Reader(run, attempt="1", tail=1).new()) == ["[001 node 0 rank 0] two"]
+    assert list(reader.read_new()) == ["[002 node 0 rank 0] half"]
+    assert list(reader.read_new()) == []
+    of_node_1 = [line for line in Reader(run, all_ranks=True).read_new() if "node 1" in line]
+    assert of_node_1 == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, attempt="1", rank=1).read_new()) == ["[001 node 1 rank 1] other"]
+    assert list(Reader(run, attempt="1", tail=1).read_new()) == ["[001 node 0 rank 0] two"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])

@@ -85,14 +85,14 @@ def test_tensors_that_nothing_sets_are_named():
 def test_an_export_sets_all_that_transformers_expects():
     state = drawn(CORE)
     expected = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
-    made = convert_tensors.from_megatron(state, CONFIG, "llama", expected, tied=False)
+    made = convert_tensors.from_megatron(state, CONFIG, "llama", expected, is_tied=False)
     assert made.keys() == expected.keys()
     biased = {**expected, "model.layers.0.self_attn.q_proj.bias": state[EMBEDDING]}
     with pytest.raises(UserError, match=r"NeMo's model has no counterpart for model.layers.0.self_attn.q_proj.bias"):
-        convert_tensors.from_megatron(state, CONFIG, "llama", biased, tied=False)
+        convert_tensors.from_megatron(state, CONFIG, "llama", biased, is_tied=False)
     fewer = {name: tensor for name, tensor in expected.items() if "v_proj" not in name}
     with pytest.raises(UserError, match=r"has no counterpart for model.layers.0.self_attn.v_proj.weight"):
-        convert_tensors.from_megatron(state, CONFIG, "llama", fewer, tied=False)
+        convert_tensors.from_megatron(state, CONFIG, "llama", fewer, is_tied=False)
 
 
 EXPERT = f"{LAYER}mlp.experts."
@@ -145,7 +145,7 @@ def test_numbers_that_are_none_go_nowhere():
         convert_tensors.to_megatron(nan(ATTENTION, key), model(CORE), CONFIG, "llama")
     expected = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match="contains NaN or infinity"):
-        convert_tensors.from_megatron(nan(CORE, QKV), CONFIG, "llama", expected, tied=False)
+        convert_tensors.from_megatron(nan(CORE, QKV), CONFIG, "llama", expected, is_tied=False)
 
 
 def test_another_shape_is_named_with_both():
@@ -157,7 +157,7 @@ def test_another_shape_is_named_with_both():
         convert_tensors.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
     expected = drawn({**wide, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match=r"would be \[11, 10\], but in the Hugging Face model it is \[12, 10\]"):
-        convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", expected, tied=False)
+        convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", expected, is_tied=False)
 
 
 def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
@@ -166,17 +166,19 @@ def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
     core = {**CORE, "output_layer.weight": (11, HIDDEN)}
     state = drawn(core)
     with pytest.raises(UserError, match="differs from the embedding"):
-        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True)
+        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), is_tied=True)
     state["output_layer.weight"] = state[EMBEDDING].clone()
-    assert convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True).keys() == ATTENTION.keys()
+    assert (
+        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), is_tied=True).keys() == ATTENTION.keys()
+    )
     with pytest.raises(UserError, match=r"no counterpart for lm_head.weight"):
-        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=False)
+        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), is_tied=False)
     both = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     tied = SimpleNamespace(**{**vars(CONFIG), "share_embeddings_and_output_weights": True})
     convert_tensors.to_megatron(both, model(CORE), tied, "llama")
     with pytest.raises(UserError, match=r"no counterpart for lm_head.weight"):
         convert_tensors.to_megatron(both, model(CORE), CONFIG, "llama")
-    head = convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", both, tied=False)["lm_head.weight"]
+    head = convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", both, is_tied=False)["lm_head.weight"]
     assert torch.equal(head, drawn(CORE)[EMBEDDING])
 
 
@@ -227,7 +229,7 @@ def test_experts_of_one_tensor_are_stacked_in_their_order():
     state = drawn({**names, EMBEDDING: (11, HIDDEN)})
     down = "model.layers.0.mlp.experts.down_proj"
     expected = {down: torch.empty(EXPERTS, FFN, HIDDEN), "model.embed_tokens.weight": torch.empty(11, HIDDEN)}
-    made = convert_tensors.from_megatron(state, CONFIG, "gpt_oss", expected, tied=True)
+    made = convert_tensors.from_megatron(state, CONFIG, "gpt_oss", expected, is_tied=True)
     assert torch.equal(made[down][2], state[f"{EXPERT}linear_fc2.weight2"].t())
 
 

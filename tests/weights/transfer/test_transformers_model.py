@@ -100,7 +100,9 @@ def test_a_model_is_filled_and_saved_as_it_was(whole, tmp_path):
 
     model, _ = transformers_model.load_reference(whole)
     tensors = {name: tensor.float() for name, tensor in convert_tensors.get_tensors(model).items()}
-    filled = transformers_model.build_with_tensors(transformers_model.read_hf_config(whole), dict(tensors), tied=False)
+    filled = transformers_model.build_with_tensors(
+        transformers_model.read_hf_config(whole), dict(tensors), is_tied=False
+    )
     tokens = torch.arange(9)[None]
     with torch.no_grad():
         torch.testing.assert_close(filled(tokens).logits, model.float()(tokens).logits)
@@ -112,7 +114,7 @@ def test_a_model_is_filled_and_saved_as_it_was(whole, tmp_path):
     assert (written.get("eos_token_id"), written.get("bos_token_id")) == (0, None)  # -1 means none
     del tensors[UP]
     with pytest.raises(UserError, match=f"NeMo's model has no counterpart for {UP}"):
-        transformers_model.build_with_tensors(transformers_model.read_hf_config(whole), tensors, tied=False)
+        transformers_model.build_with_tensors(transformers_model.read_hf_config(whole), tensors, is_tied=False)
 
 
 def test_a_tied_model_is_filled_without_its_output_matrix(folder):
@@ -122,7 +124,7 @@ def test_a_tied_model_is_filled_without_its_output_matrix(folder):
     rewritten(folder, lambda t: {name: tensor for name, tensor in t.items() if name != "lm_head.weight"})
     model, _ = transformers_model.load_reference(folder)
     tensors = {name: tensor for name, tensor in convert_tensors.get_tensors(model).items() if name != "lm_head.weight"}
-    filled = transformers_model.build_with_tensors(transformers_model.read_hf_config(folder), tensors, tied=True)
+    filled = transformers_model.build_with_tensors(transformers_model.read_hf_config(folder), tensors, is_tied=True)
     assert filled.lm_head.weight is filled.model.embed_tokens.weight
 
 

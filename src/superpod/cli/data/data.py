@@ -142,7 +142,7 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
             bars.stop()
 
 
-def _print_summary(folder: "DataFolder", as_json: bool, outcome: str, more: Sequence[str]) -> None:
+def _print_summary(folder: "DataFolder", as_json: bool, outcome: str, notes: Sequence[str]) -> None:
     if as_json:
         import json
 
@@ -160,5 +160,5 @@ def _print_summary(folder: "DataFolder", as_json: bool, outcome: str, more: Sequ
     console = tables.console()
     console.print(f"{outcome}: {folder.path}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    for line in more:
+    for line in notes:
         console.print(line, markup=False, highlight=False)

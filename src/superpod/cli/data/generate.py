@@ -63,14 +63,14 @@ def choose_checkpoint(where: Path) -> Checkpoint:
     return checkpoint
 
 
-def call_with_checkpoint(function: str, chosen: Checkpoint, **arguments: object) -> Any:
+def call_with_checkpoint(function: str, checkpoint: Checkpoint, **arguments: object) -> Any:
     """Call a function of weights/serving/generate.py on a checkpoint, in a separate process."""
     from superpod.launch import subprocess_call
     from superpod.launch.display.progress_bar import spinner, stderr_console
 
-    with spinner(stderr_console(), f"{WORK[function]} with {chosen.name} (1 to 2 min)"):
+    with spinner(stderr_console(), f"{WORK[function]} with {checkpoint.name} (1 to 2 min)"):
         return subprocess_call.call_once(
-            f"superpod.weights.serving.generate:{function}", checkpoint=str(chosen.path), **arguments
+            f"superpod.weights.serving.generate:{function}", checkpoint=str(checkpoint.path), **arguments
         )
 
 

@@ -40,7 +40,7 @@ def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Htm
     _print_bars(job, stages, limit, [float(r) for r in reserved])
 
 
-def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[float]) -> None:
+def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved_gib: list[float]) -> None:
     from rich.text import Text
 
     from superpod.cli import tables
@@ -52,7 +52,7 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: lis
     categories = sorted((key for key in peaks if peaks[key] > 0), key=lambda key: -peaks[key])
     letters = _category_letters(categories)
     color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(categories)}
-    widest = max(limit, *reserved)
+    widest = max(limit, *reserved_gib)
     for stage in stages:
         bar, used = Text(f"rank {stage['rank']:>3} "), 0.0
         for key in categories:
@@ -60,11 +60,11 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: lis
             used += stage["bytes"][key]
             bar.append(letters[key] * (round(used / widest * BAR_WIDTH) - start), color[key])
         end = round(used / widest * BAR_WIDTH)
-        bar.append("." * (round(reserved[stage["rank"]] / widest * BAR_WIDTH) - end), "bright_black")
+        bar.append("." * (round(reserved_gib[stage["rank"]] / widest * BAR_WIDTH) - end), "bright_black")
         mark = round(limit / widest * BAR_WIDTH)
         bar.append(" " * max(0, mark - len(bar) + 9) + "|")
-        over = "  over" if reserved[stage["rank"]] > limit else ""
-        bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved[stage['rank']] / GIB:6.1f} reserved{over}")
+        over = "  over" if reserved_gib[stage["rank"]] > limit else ""
+        bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved_gib[stage['rank']] / GIB:6.1f} reserved{over}")
         console.print(bar, soft_wrap=True)
     console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved but not allocated")
     console.print(f"allocated on rank {stages[0]['rank']}:")

@@ -186,14 +186,14 @@ def _layout_labels(layouts: list[Layout]) -> list[str]:
     ]
 
 
-def _comparison(imported_job: PlannedJob, best: SearchResult, left_out: tuple[str, ...]) -> list[str]:
+def _comparison(imported_job: PlannedJob, search: SearchResult, left_out: tuple[str, ...]) -> list[str]:
     """Compare an imported configuration with the best layout, and list the settings that the planner ignores."""
     from superpod.planner import explain, predict
 
     prediction = predict.one(imported_job)
     line = f"your configuration, {explain.title(imported_job.layout)}: {prediction.verdict}"
     if prediction.step_time_s:
-        difference = prediction.step_time_s / float(best.seconds[best.ranked[0]]) - 1
+        difference = prediction.step_time_s / float(search.seconds[search.ranked[0]]) - 1
         line += f", {prediction.step_time_s:.3f} s per step, {difference:+.1%} relative to the best"
     if prediction.reason:
         line += f": {prediction.reason}"

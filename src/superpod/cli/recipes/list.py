@@ -36,7 +36,7 @@ def list_(
         _print_recipes(matching_recipes)
 
 
-def _print_recipes(matching: list[Recipe]) -> None:
+def _print_recipes(matching_recipes: list[Recipe]) -> None:
     from rich.table import Table
 
     from superpod.collection.facts import missing_weights, proof_level
@@ -45,8 +45,8 @@ def _print_recipes(matching: list[Recipe]) -> None:
     table = Table(*heads, box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
         column.no_wrap = True
-    proofs = [proof_level.lookup(r) for r in matching]
-    for r, proof in zip(matching, proofs, strict=True):
+    proofs = [proof_level.lookup(r) for r in matching_recipes]
+    for r, proof in zip(matching_recipes, proofs, strict=True):
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
         mark = "" if len(set(r.layouts.values())) == 1 else " *"
@@ -54,9 +54,9 @@ def _print_recipes(matching: list[Recipe]) -> None:
         table.add_row(r.name, sizes, str(r.gpus_per_node), shown, str(r.seq), str(layout.gbs), proof.summary)
     tables.print_table(table)
     print(proof_level.describe_levels(proofs))
-    if any(len(set(r.layouts.values())) > 1 for r in matching):
+    if any(len(set(r.layouts.values())) > 1 for r in matching_recipes):
         print("* layout for the smallest number of nodes; for the others, see `recipes show NAME --nodes N`")
-    for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching))):
+    for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching_recipes))):
         print(f"warning: {problem}\n  next: {instead}")
 
 
@@ -79,11 +79,11 @@ def _print_models() -> None:
     print("`recipes list llama3_8b sft h100` lists the recipes whose names contain all of these words")
 
 
-def _proof_summary(every: Iterable[Recipe]) -> str:
+def _proof_summary(all_recipes: Iterable[Recipe]) -> str:
     """Return a line with the number of recipes per proof level."""
     from superpod.collection.facts import proof_level
 
-    proofs = [proof_level.lookup(r) for r in every]
+    proofs = [proof_level.lookup(r) for r in all_recipes]
     levels = Counter(proof.level for proof in proofs)
     counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
     level_counts = Counter(level for proof in proofs for level in {*proof.higher_levels.values()})

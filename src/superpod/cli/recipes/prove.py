@@ -97,7 +97,7 @@ def prove(
 
     if write:
         proof_store.refuse_to_write(recipes)  # before building, which takes a long time
-    proof = _prove(recipes, cache, workers, reuse_saved=write, most=most)
+    proof = _prove(recipes, cache, workers, reuse_saved=write, max_builds=most)
     if write:
         saved_proof = proof_store.write_results(proof, recipes)
         line = f"wrote {saved_proof.proven} sizes to {saved_proof.path}"
@@ -116,7 +116,7 @@ def _prove_on_gpu(
     folder: Path | None,
     minutes: float | None,
     workers: int,
-    most: int | None,
+    max_recipes: int | None,
     *,
     refuse_size: bool,
     write: bool,
@@ -148,7 +148,7 @@ def _prove_on_gpu(
         raise UserError(f"--on-gpu {folder} cannot be created: {error.strerror}", "use another folder") from None
     limit = math.inf if minutes is None else minutes
     results = prove_on_gpu.train_shapes(
-        found_shapes, folder, gpu, workers=workers, most=most, minutes=limit, write=write
+        found_shapes, folder, gpu, workers=workers, max_recipes=max_recipes, minutes=limit, write=write
     )
     print(json.dumps(results, indent=1) if as_json else prove_on_gpu.describe_results(results))
     if not results or any(map(tested.find_problem, results)):
@@ -168,7 +168,7 @@ def _refuse_other_file(cache: Path) -> None:
         raise UserError(f"--cache {cache} is not a cache file and would be overwritten", "use a new file name")
 
 
-def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: bool, most: int | None) -> Proof:
+def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: bool, max_builds: int | None) -> Proof:
     """Verify recipes and show progress: a bar on a terminal, otherwise a line per stage.
 
     With `reuse_saved`, configurations that have not changed since the saved proof are not built again.
@@ -192,7 +192,7 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
                 bar.console.print(f"{stage} {total:,}", highlight=False)
 
         saved_results = proof_level.read() if reuse_saved else None
-        return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=saved_results, most=most)
+        return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=saved_results, most=max_builds)
 
 
 def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:

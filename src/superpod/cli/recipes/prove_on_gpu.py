@@ -33,16 +33,16 @@ def require_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
 
 
 def train_shapes(
-    found: Shapes, folder: Path, gpu: str, *, workers: int, most: int | None, minutes: float, write: bool
+    all_shapes: Shapes, folder: Path, gpu: str, *, workers: int, max_recipes: int | None, minutes: float, write: bool
 ) -> list[dict[str, Any]]:
     """Train the shapes that have no result in `folder` yet; return all results.
 
     Args:
-        found: the result of `require_shapes`.
+        all_shapes: the result of `require_shapes`.
         folder: for results and logs.
         gpu: the planner's name of the GPU.
         workers: number of shapes to train at a time.
-        most: maximum number of shapes.
+        max_recipes: maximum number of shapes.
         minutes: time after which no further shape is started.
         write: save which sizes passed, for the proof level of recipes.
     """
@@ -50,9 +50,9 @@ def train_shapes(
     from superpod.rehearsal.on_gpu import tested
     from superpod.rehearsal.on_gpu.first_steps import run_cases
 
-    shapes = found.shapes[:most]
+    shapes = all_shapes.shapes[:max_recipes]
     cases = [shape.case for shape in shapes]
-    _print_note(found, len(cases), gpu)
+    _print_note(all_shapes, len(cases), gpu)
     done = 0
 
     def note(result: dict[str, Any]) -> None:
@@ -85,11 +85,11 @@ def find_gpu() -> str:
     return detect_gpus(hint="run it on a node with GPUs")[0]
 
 
-def _print_note(found: Shapes, chosen: int, gpu: str) -> None:
-    sizes = sum(len(shape.sizes) for shape in found.shapes)
-    note = f"{gpu}: {counted(chosen, 'shape')} of {len(found.shapes)}, which represent {sizes} sizes of recipes"
-    if found.skipped:
-        note += f"; {len(found.skipped)} sizes cannot be tested on one GPU"
+def _print_note(shapes: Shapes, count: int, gpu: str) -> None:
+    sizes = sum(len(shape.sizes) for shape in shapes.shapes)
+    note = f"{gpu}: {counted(count, 'shape')} of {len(shapes.shapes)}, which represent {sizes} sizes of recipes"
+    if shapes.skipped:
+        note += f"; {len(shapes.skipped)} sizes cannot be tested on one GPU"
     print(note, file=sys.stderr)
 
 

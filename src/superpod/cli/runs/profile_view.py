@@ -117,12 +117,12 @@ def _print_plan(summary: ProfileSummary) -> None:
     _print_table(("term, ms/step", "planned", "measured", "difference"), rows, (1, 2, 3))
 
 
-def _difference(planned: float, measured: float) -> str:
-    if planned <= 0:
+def _difference(plan: float, measurement: float) -> str:
+    if plan <= 0:
         return "-"
-    if measured >= 10 * planned:
-        return f"x {measured / planned:,.0f}"
-    return f"{measured / planned - 1:+.0%}"
+    if measurement >= 10 * plan:
+        return f"x {measurement / plan:,.0f}"
+    return f"{measurement / plan - 1:+.0%}"
 
 
 def _print_changes(summary: ProfileSummary) -> None:

@@ -45,8 +45,8 @@ def _cells(view: RunView) -> tuple[str, ...]:
     )
 
 
-def table(views: Sequence[RunView], *, with_users: bool = False, chosen: int | None = None) -> Table:
-    """Return a table with a row per run; row `chosen` is highlighted."""
+def table(views: Sequence[RunView], *, with_users: bool = False, selected_row: int | None = None) -> Table:
+    """Return a table with a row per run; row `selected_row` is highlighted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -57,7 +57,7 @@ def table(views: Sequence[RunView], *, with_users: bool = False, chosen: int | N
         run, state, *rest = _cells(view)
         cells = [Text(run), Text(state, style=STYLE.get(view.state, "red")), *map(Text, rest)]
         user = [Text(readable(view.user))] if with_users else []
-        rows.add_row(*user, *cells, style="reverse" if i == chosen else "")
+        rows.add_row(*user, *cells, style="reverse" if i == selected_row else "")
     return rows
 
 
@@ -70,7 +70,7 @@ def is_too_wide(rows: Table, width: int) -> bool:
     return Measurement.get(console, console.options, rows).maximum > width
 
 
-def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool = False) -> list[Text]:
+def lines(view: RunView, width: int, *, with_users: bool = False, is_selected: bool = False) -> list[Text]:
     """Describe a run in lines of at most `width` characters: its name, then its state and its metrics."""
     from rich.console import Console
     from rich.text import Text
@@ -90,7 +90,7 @@ def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool =
     wrapped_lines = textwrap.wrap(unbroken, max(width, tables.MIN_WIDTH), initial_indent="  ", subsequent_indent="  ")
     body = [Text(line.replace(tables.NO_BREAK_SPACE, " ")) for line in wrapped_lines]
     body[0].stylize(STYLE.get(view.state, "red"), 2, 2 + len(state))
-    title = Text(run, style="bold reverse" if chosen else "bold")
+    title = Text(run, style="bold reverse" if is_selected else "bold")
     return [*title.wrap(Console(width=width), width), *body]
 
 

@@ -216,11 +216,11 @@ def _print_table(views: list[RunView], *, with_users: bool) -> None:
         print("no runs")
 
 
-def _print_notes(views: list[RunView], others: int) -> None:
+def _print_notes(views: list[RunView], other_count: int) -> None:
     """Print on stderr what the table does not show."""
     from superpod.slurm.status import run_views
 
-    if others:
-        print(f"{counted(others, 'run')} of other users not shown; --all shows them", file=sys.stderr)
+    if other_count:
+        print(f"{counted(other_count, 'run')} of other users not shown; --all shows them", file=sys.stderr)
     if any(view.jobs_unknown is run_views.JobsUnknown.NO_ANSWER for view in views):
         print(f"{run_views.JobsUnknown.NO_ANSWER}: these states are from the run folders only", file=sys.stderr)

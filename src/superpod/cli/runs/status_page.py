@@ -177,10 +177,10 @@ class StatusPage:
         rows = run_rows.table(views)
         if not run_rows.is_too_wide(rows, width):
             first, last = _window(at, len(views), max_lines - 2)
-            rows = run_rows.table(views[first:last], chosen=at - first if several else None)
+            rows = run_rows.table(views[first:last], selected_row=at - first if several else None)
             lines = self.console.render_lines(rows, self.console.options.update(width=width, height=None), pad=False)
         else:
-            texts = [run_rows.lines(view, width, chosen=several and i == at) for i, view in enumerate(views)]
+            texts = [run_rows.lines(view, width, is_selected=several and i == at) for i, view in enumerate(views)]
             first, last = _window(at, len(views), max(1, (max_lines - 1) // max(map(len, texts))))
             lines = self._text([line for body in texts[first:last] for line in body], width)
         hidden_count = len(views) - (last - first)

@@ -79,12 +79,12 @@ def _exists(name: str) -> bool:
     return bool(name) and "\0" not in name and len(os.fsencode(name)) < 4096 and os.path.lexists(name)
 
 
-def _integer_option(given: Mapping[str, str], name: str, option: str) -> int | None:
-    text = given.get(name, "").replace(",", "").replace("_", "")
+def _integer_option(texts: Mapping[str, str], name: str, option: str) -> int | None:
+    text = texts.get(name, "").replace(",", "").replace("_", "")
     if not text:
         return None
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20):
-        raise UserError(f"{option} must be a whole number, not {cut(given[name])}", f"for example {DEFAULTS[name]}")
+        raise UserError(f"{option} must be a whole number, not {cut(texts[name])}", f"for example {DEFAULTS[name]}")
     return int(text)
 
 

@@ -231,9 +231,9 @@ def _built_digests() -> dict[str, str]:
     return {digests.facts: digests.built for digests in size_digests(_proofs())}
 
 
-def size_digests(known: Mapping[str, Any]) -> list[SizeDigests]:
+def size_digests(saved_proof: Mapping[str, Any]) -> list[SizeDigests]:
     """List the digests of all sizes in the contents of a proof file."""
-    return [SizeDigests(*text.split(" ")) for sizes in known.get("sizes", {}).values() for text in sizes.values()]
+    return [SizeDigests(*text.split(" ")) for sizes in saved_proof.get("sizes", {}).values() for text in sizes.values()]
 
 
 def read_tested(path: Path) -> list[dict[str, Any]]:

@@ -236,15 +236,15 @@ def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
     )
 
 
-def _nearest_batches(layout: Layout, world: int, wanted: float) -> tuple[int, int]:
-    """Return the nearest legal batch sizes below and above `wanted`; the lower one is 0 if there is none."""
-    whole_gbs = int(wanted)
-    if whole_gbs == wanted:
+def _nearest_batches(layout: Layout, world: int, target: float) -> tuple[int, int]:
+    """Return the nearest legal batch sizes below and above `target`; the lower one is 0 if there is none."""
+    whole_gbs = int(target)
+    if whole_gbs == target:
         broken_rules = rules.check_layout(layout.replace(gbs=whole_gbs).rule_inputs(world))
         if not any(rule.rule in BATCH_RULES for rule in broken_rules):
             return whole_gbs, whole_gbs
     step = layout.mbs * layout.dp(world) * (layout.pp if layout.vp else 1)
-    below_gbs = int(wanted // step) * step
+    below_gbs = int(target // step) * step
     return below_gbs, below_gbs + step
 
 
@@ -284,19 +284,19 @@ def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
     ]
 
 
-def _better_batch_notes(recipe: Recipe, nodes: int, planned: PlannedJob) -> list[str]:
+def _better_batch_notes(recipe: Recipe, nodes: int, job: PlannedJob) -> list[str]:
     """Return a note that suggests a similar batch size with a much higher throughput.
 
     For example, 512 samples on 33 nodes allow only pipelines with 33 stages.
     """
-    world, layout = planned.gpus, planned.layout
+    world, layout = job.gpus, job.layout
     units = [unit for unit in (world, world // 2, world // 4, world // 8) if unit]
     candidates = [round(layout.gbs / unit) * unit for unit in units]
     gbs = next((gbs for gbs in candidates if gbs and abs(gbs / layout.gbs - 1) <= BATCH_TOLERANCE), layout.gbs)
     better_job = tune.best_job(recipe, nodes, gbs) if gbs != layout.gbs else None
     if better_job is None:
         return []
-    gain = (plans.seconds(planned) / planned.tokens) / (plans.seconds(better_job) / better_job.tokens) - 1
+    gain = (plans.seconds(job) / job.tokens) / (plans.seconds(better_job) / better_job.tokens) - 1
     if gain < MIN_BATCH_GAIN:
         return []
     return [

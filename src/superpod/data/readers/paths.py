@@ -45,14 +45,14 @@ def check_folder(path: Path, where: str = "", hint: str = OTHER_OUT) -> Path:
     return nearest_parent
 
 
-def check_out(folder: Path, finished: str) -> None:
+def check_out(folder: Path, finished_file: str) -> None:
     """Reject a data folder that cannot be created or written, without changing anything. Raises UserError.
 
-    A folder that contains the file `finished` may be read-only, because nothing is written to it.
+    A folder that contains the file `finished_file` may be read-only, because nothing is written to it.
     """
     nearest_parent = check_folder(folder)
     check(folder / _LONGEST_NAME, hint=OTHER_OUT)
-    if (folder / finished).is_file():
+    if (folder / finished_file).is_file():
         return
     if nearest_parent == folder:
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):

@@ -76,11 +76,11 @@ def marks_answers(template: str) -> bool:
     return bool(re.search(r"\{\%-?\s*generation\s*-?\%\}", template))
 
 
-def copy_with_template(kept: Path, template: str, out: Path) -> Path:
+def copy_with_template(stored: Path, template: str, out: Path) -> Path:
     """Copy the files of a tokenizer folder to `out`, with `template` instead of the tokenizer's own."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    for file in kept.iterdir():
+    for file in stored.iterdir():
         if file.is_file() and not file.name.startswith("chat_template"):
             shutil.copyfile(file, out / file.name)
     settings = out / "tokenizer_config.json"

@@ -210,8 +210,8 @@ def _turns(row: Mapping[str, object], kind: str, keys: Keys) -> list[Message]:
     return [{"role": role, "content": text} for role, text in zip(roles, (*texts, question, answer), strict=True)]
 
 
-def _messages(value: object, key: str, keys: Keys, masked: list[int]) -> list[Message]:
-    """Convert a list of messages for chat templates, and append the indices of messages of weight 0 to `masked`."""
+def _messages(value: object, key: str, keys: Keys, masked_turns: list[int]) -> list[Message]:
+    """Convert messages for chat templates, and append the indices of messages of weight 0 to `masked_turns`."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{key} is {type_name(value)}, not a list of messages")
     messages: list[Message] = []
@@ -221,7 +221,7 @@ def _messages(value: object, key: str, keys: Keys, masked: list[int]) -> list[Me
             raise ValueError(f"{where} is {type_name(message)}, not an object")
         messages.append(_message(message, where, keys))
         if _weight(message, where) == 0:
-            masked.append(at)
+            masked_turns.append(at)
     return messages
 
 

@@ -275,7 +275,9 @@ def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
     return hashlib.sha256(json.dumps([FORMAT, content, options.encoding()]).encode()).hexdigest()
 
 
-def _report_finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions, skipped: list[str]) -> Report:
+def _report_finished(
+    unfinished: UnfinishedBuild, identity: str, options: BuildOptions, skipped_files: list[str]
+) -> Report:
     data_folder = DataFolder.load(unfinished.folder)
     hint = "choose another --out, or delete this folder"
     if not data_folder.source or data_folder.source.get("identity") != identity:
@@ -284,11 +286,11 @@ def _report_finished(unfinished: UnfinishedBuild, identity: str, options: BuildO
         message = f"{unfinished.folder} is finished, but with split {data_folder.split}, not {options.split}"
         raise UserError(message, f"change split in its {FILE}, or {hint}")
     unfinished.remove_work_folder()
-    return Report(data_folder, True, skipped=skipped, notes=_notes(skipped))
+    return Report(data_folder, True, skipped=skipped_files, notes=_notes(skipped_files))
 
 
-def _notes(skipped: list[str]) -> list[str]:
-    return [f"skipped {len(skipped)}: {_list_not_utf8(skipped)}"] if skipped else []
+def _notes(skipped_files: list[str]) -> list[str]:
+    return [f"skipped {len(skipped_files)}: {_list_not_utf8(skipped_files)}"] if skipped_files else []
 
 
 def _shard_bytes(sources: list[documents.Source]) -> int:

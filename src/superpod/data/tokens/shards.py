@@ -147,5 +147,5 @@ def _split_long_text(text: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1)
-def _encoder(chosen: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    return tokenizer.encoder(chosen)  # cached, so that a worker loads it once for all shards
+def _encoder(choice: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    return tokenizer.encoder(choice)  # cached, so that a worker loads it once for all shards

@@ -47,7 +47,7 @@ def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[
     samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
     samples.chmod(0o755)
     try:
-        facts = finetune.task_change(task, samples, note, request.overrides, later=base)(built_run.partial)
+        facts = finetune.task_change(task, samples, note, request.overrides, late_file=base)(built_run.partial)
     except BaseException:
         shutil.rmtree(samples, ignore_errors=True)
         raise

@@ -205,7 +205,11 @@ def model_folder(name: str) -> Path:
 
 
 def task_change(
-    task: Task, run_folder: Path, note: Callable[[str], None], overrides: Sequence[str] = (), later: Path | None = None
+    task: Task,
+    run_folder: Path,
+    note: Callable[[str], None],
+    overrides: Sequence[str] = (),
+    late_file: Path | None = None,
 ) -> Callable[[run.Partial], dict[str, object]]:
     """Return a function for `local.prepare` that changes a recipe for this task, imports the model and packs the data.
 
@@ -214,7 +218,7 @@ def task_change(
         run_folder: folder for the packed data.
         note: function that prints a line.
         overrides: overrides of the recipe; their number of steps takes precedence over that in `task`.
-        later: checkpoint of a model that the job of the run will import; None = import the model now.
+        late_file: checkpoint of a model that the job of the run will import; None = import the model now.
     """
     steps = tuning_overrides.read_steps(overrides) or task.steps
 
@@ -227,14 +231,14 @@ def task_change(
         restore = tuning_overrides.worker_restorer(partial, overrides)
         note("comparing the model with the recipe")
         changes = match_config.match_config(partial, Path(task.model))
-        base = Path(task.start) if task.start else later
+        base = Path(task.start) if task.start else late_file
         if base is None:
             bases = owner.folder_in(run_folder.parents[1], BASES)
             base = import_model(Path(task.model), bases, note, forward_check=task.forward_check)
         sizes = data_and_weights.compute_sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
-        keeps_model_files = not (later or task.start)  # the import keeps the model's small files
+        keeps_model_files = not (late_file or task.start)  # the import keeps the model's small files
         model_files = base / KEPT if keeps_model_files else Path(task.model)
         tokenizer = packed_data.tokenizer_folder(task.samples, model_files, data)
         counts = pack_data(task, sizes, tokenizer, data)

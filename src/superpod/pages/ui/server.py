@@ -108,9 +108,9 @@ class Page(RequestHandler):
 
     SUPPORTED_METHODS = ("GET",)
 
-    def initialize(self, token: str, sources: Sources, plans: Plans, looking: asyncio.Lock) -> None:
+    def initialize(self, token: str, sources: Sources, plans: Plans, lock: asyncio.Lock) -> None:
         """Store the arguments of `application`."""
-        self._token, self._sources, self._plans, self._looking = token, sources, plans, looking
+        self._token, self._sources, self._plans, self._looking = token, sources, plans, lock
 
     def set_default_headers(self) -> None:
         """Set the headers of all responses, including errors."""

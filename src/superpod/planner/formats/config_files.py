@@ -95,10 +95,10 @@ def read_json(path: Path, expected: str = "a JSON file") -> dict[str, Any]:
     return value
 
 
-def unreadable_error(path: Path, broken: OSError | ValueError, expected: str) -> UserError:
+def unreadable_error(path: Path, error: OSError | ValueError, expected: str) -> UserError:
     """Return the UserError for a user's file that cannot be opened or decoded; `expected` is what to pass instead."""
     name = str(path) if len(str(path)) < 200 and str(path).isprintable() else cut(str(path))
-    if isinstance(broken, FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
         hint = f"pass {expected}"
         similar_names = []
         if len(path.name) < 200:
@@ -106,11 +106,11 @@ def unreadable_error(path: Path, broken: OSError | ValueError, expected: str) ->
         if similar_names:
             hint += f"; did you mean {similar_names[0]}?"
         return UserError(f"{name} does not exist", hint)
-    if isinstance(broken, IsADirectoryError):
+    if isinstance(error, IsADirectoryError):
         return UserError(f"{name} is a folder", f"pass {expected}")
-    if isinstance(broken, UnicodeDecodeError):
-        return UserError(f"{name} is not a text file: byte {broken.start + 1} is not UTF-8", f"pass {expected}")
-    why = getattr(broken, "strerror", None) or str(broken)
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(f"{name} is not a text file: byte {error.start + 1} is not UTF-8", f"pass {expected}")
+    why = getattr(error, "strerror", None) or str(error)
     return UserError(f"{name} cannot be read: {why}", f"pass {expected}")
 
 

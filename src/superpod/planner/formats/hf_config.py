@@ -157,10 +157,10 @@ def parse_config(keys: Config, where: str, *, default_sizes: bool = False) -> HF
     return replace(decoder, model_type=kind, left_out=_unused_part(keys))
 
 
-def missing_key(missing: KeyError, kind: str, where: str) -> UserError:
+def missing_key(error: KeyError, kind: str, where: str) -> UserError:
     """Return the error for a missing key that an architecture requires."""
     return UserError(
-        f"{where}: {missing.args[0]} is missing", f"use a complete {kind} configuration, as written by transformers"
+        f"{where}: {error.args[0]} is missing", f"use a complete {kind} configuration, as written by transformers"
     )
 
 
@@ -171,12 +171,12 @@ def _unused_part(keys: Config) -> str:
     return " and ".join(key.removesuffix("_config") for key in other_parts)
 
 
-def _with_defaults(stated: Config, defaults: Mapping[str, Any]) -> Config:
-    given_keys = {key: value for key, value in stated.items() if value is not None or key in NULL_MEANS_NONE}
+def _with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
+    given_keys = {key: value for key, value in config.items() if value is not None or key in NULL_MEANS_NONE}
     return {**defaults, **given_keys}
 
 
-def _parse(values: Config, stated: Config, family: Family) -> HFConfig:
+def _parse(values: Config, config: Config, family: Family) -> HFConfig:
     llama = dict(values)
     for name, theirs in family.names.items():
         if theirs in values:
@@ -219,7 +219,7 @@ def _parse(values: Config, stated: Config, family: Family) -> HFConfig:
         qk_rope_dim=latent["qk_rope_head_dim"],
         v_dim=latent["v_head_dim"],
         values=llama,
-        stated=stated,
+        stated=config,
     )
 
 

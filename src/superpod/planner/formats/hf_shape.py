@@ -207,10 +207,10 @@ def _window(c: HFConfig) -> tuple[Blocks, str | None]:
     return {"window": c.window, "global_every": period}, note
 
 
-def _repeats(windowed: Sequence[bool], period: int) -> bool:
+def _repeats(is_windowed: Sequence[bool], period: int) -> bool:
     """Whether all layers have the window, except every `period`-th."""
-    regular = [period == 0 or (layer + 1) % period != 0 for layer in range(len(windowed))]
-    return list(windowed) == regular
+    regular = [period == 0 or (layer + 1) % period != 0 for layer in range(len(is_windowed))]
+    return list(is_windowed) == regular
 
 
 def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:

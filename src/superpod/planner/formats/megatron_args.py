@@ -215,8 +215,8 @@ def _integer(key: str) -> Read:
     return lambda text: {key: int(text)}
 
 
-def _switch(key: str, on: Any = True, off: Any = False) -> Read:
-    return lambda text: {key: on if _flag(text) else off}
+def _switch(key: str, value: Any = True, off: Any = False) -> Read:
+    return lambda text: {key: value if _flag(text) else off}
 
 
 def _choice(key: str, **values: Any) -> Read:

@@ -119,9 +119,9 @@ def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:
     return named_tables
 
 
-def _require_new_names(named: Mapping[str, dict[str, Any]], base: Hardware, where: str, text: str) -> None:
+def _require_new_names(entries: Mapping[str, dict[str, Any]], base: Hardware, where: str, text: str) -> None:
     existing_names = {"generation": base.generations, "gpu": base.gpus, "node": base.nodes, "fabric": base.fabrics}
-    for section, tables in named.items():
+    for section, tables in entries.items():
         for name in tables:
             if name.lower() in existing_names[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
                 hint = "choose a different name; to change a built-in entry for one command, use a --hardware file"

@@ -242,14 +242,14 @@ def _mask(a: FusedAttention) -> bool:
     )
 
 
-def _paged_mask(a: FusedAttention, aligned: bool) -> bool:
-    return a.mask in (PADDING, PADDING_CAUSAL) or (a.mask == PADDING_BOTTOM_RIGHT and aligned)
+def _paged_mask(a: FusedAttention, is_aligned: bool) -> bool:
+    return a.mask in (PADDING, PADDING_CAUSAL) or (a.mask == PADDING_BOTTOM_RIGHT and is_aligned)
 
 
-def _latest_mask(a: FusedAttention, plain: bool) -> bool:
+def _latest_mask(a: FusedAttention, is_plain: bool) -> bool:
     if a.mask in (NO_MASK, CAUSAL):
         return True
-    padded = a.mask in (PADDING, PADDING_CAUSAL, PADDING_BOTTOM_RIGHT) and plain
+    padded = a.mask in (PADDING, PADDING_CAUSAL, PADDING_BOTTOM_RIGHT) and is_plain
     return padded or (a.mask in (BOTTOM_RIGHT, PADDING_BOTTOM_RIGHT) and a.seq_q <= a.seq_kv)
 
 

@@ -39,18 +39,18 @@ MARGIN = 0.005
 """Fraction of the limit that must remain free for a layout to fit, because the memory model is not more accurate."""
 
 
-def classify(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
+def classify(job: PlannedJob, needed: Array, reserved_gib: Array) -> NDArray[np.int64]:
     """Return FITS, TIGHT or TOO_LARGE for each layout; all commands use this function.
 
     Args:
         job: the run, whose GPU or memory cap determines the limit.
         needed: bytes in tensors and in the pools of CUDA graphs, on the rank with the highest peak of each layout.
-        reserved: bytes that PyTorch's allocator reserves for them.
+        reserved_gib: bytes that PyTorch's allocator reserves for them.
 
     A layout fits if its reserved bytes are below the limit by at least `MARGIN`. It is tight if only its tensors are
     within the limit: it may run, because the allocator releases cached blocks before it fails, and expandable_segments
     reduces fragmentation. It does not fit if its tensors exceed the limit. A memory cap limits the reserved bytes.
     """
     maximum = limit(job)
-    too_large = needed > maximum if job.options.memory_cap is None else reserved > maximum
-    return np.where(too_large, TOO_LARGE, np.where(reserved > maximum * (1 - MARGIN), TIGHT, FITS))
+    too_large = needed > maximum if job.options.memory_cap is None else reserved_gib > maximum
+    return np.where(too_large, TOO_LARGE, np.where(reserved_gib > maximum * (1 - MARGIN), TIGHT, FITS))

@@ -42,16 +42,16 @@ def names(source: Path, cells: Sequence[str], note: Callable[[str], None], other
 
 
 def _missing_columns_error(
-    source: Path, given: list[str], missing: list[str], misspelt: list[str], example: str
+    source: Path, given_columns: list[str], missing_columns: list[str], misspelt_columns: list[str], example: str
 ) -> UserError:
     """Return the error for a header without a required column."""
-    has_none = f"it has no column {', '.join(missing)}"
+    has_none = f"it has no column {', '.join(missing_columns)}"
     hint = f"the first line must name the columns: {example}"
-    if not given:
+    if not given_columns:
         return UserError(f"{source} is empty: {has_none}", hint)
-    if not any(given):
+    if not any(given_columns):
         return UserError(f"the first line of {source} is blank: {has_none}", hint)
     for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(given) == 1 and mark in given[0]:
+        if len(given_columns) == 1 and mark in given_columns[0]:
             return UserError(f"{source} has {word} between its cells", f"use commas: {example}")
-    return UserError(f"{source} has no column {', '.join(missing)}", "; ".join([*misspelt, hint]))
+    return UserError(f"{source} has no column {', '.join(missing_columns)}", "; ".join([*misspelt_columns, hint]))

@@ -292,12 +292,12 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
 
 
 @lru_cache(CACHE_SIZE)
-def _partition_by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
+def _partition_by_cost(model: ModelShape, parsed_layout: ParsedLayout) -> ParsedLayout:
     """Set the stages of a framework that partitions layers by parameters (`releases.py`)."""
     layer_cost = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
-    chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / layer_cost)
-    return laid._replace(
-        layout=laid.layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False), note=""
+    chunks = partition_by_cost(model.layers, parsed_layout.layout.pp, model.vocab * model.hidden / layer_cost)
+    return parsed_layout._replace(
+        layout=parsed_layout.layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False), note=""
     )
 
 

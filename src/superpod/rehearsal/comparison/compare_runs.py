@@ -85,13 +85,13 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
             yield replace(check, name=f"{check.name}, with dropout")
 
 
-def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own: FinishedRun) -> CheckResult:
+def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own_run: FinishedRun) -> CheckResult:
     """Check that dropout changes the losses, and the first one only by a small amount of noise."""
     name = "dropout is noise"
     shares = ", ".join(f"{path.rpartition('.')[2]} {share:g}" for path, share in dropouts.items())
-    if dropout.losses == own.losses:
+    if dropout.losses == own_run.losses:
         return CheckResult(name, False, f"{shares} did not change any loss")
-    first, without = dropout.losses[0], own.losses[0]
+    first, without = dropout.losses[0], own_run.losses[0]
     is_passed = abs(first - without) / abs(without) <= DROPOUT_TOLERANCE
     message = f"{shares}: first loss {first:.4f}, without dropout {without:.4f}; {DROPOUT_TOLERANCE:.0%} allowed"
     return CheckResult(name, is_passed, message)
@@ -113,20 +113,20 @@ def _check_decrease(run: FinishedRun, decrease: float) -> CheckResult:
 
 
 def _compare_with_one_rank(
-    precision: str, own: FinishedRun, fp32: FinishedRun, one: FinishedRun
+    precision: str, own_run: FinishedRun, fp32: FinishedRun, one_rank_run: FinishedRun
 ) -> Iterator[CheckResult]:
     """Compare the layout in fp32, then in its own precision, with one rank in fp32."""
     count = len(fp32.losses)
-    yield _compare("one rank's losses, fp32", fp32.losses, one.losses[:count], FP32_TOLERANCE)
-    norms = one.grad_norms[:count]
+    yield _compare("one rank's losses, fp32", fp32.losses, one_rank_run.losses[:count], FP32_TOLERANCE)
+    norms = one_rank_run.grad_norms[:count]
     yield _compare("one rank's gradient norms, fp32", fp32.grad_norms, norms, NORM_TOLERANCE, NORM_CAUSES)
-    if fp32 is own:
+    if fp32 is own_run:
         return
     computed_in = precision if precision in ("bf16", "fp16") else f"bf16 for {precision}"
-    yield _compare(f"one rank's losses, {computed_in}", own.losses, one.losses, BF16_TOLERANCE)
+    yield _compare(f"one rank's losses, {computed_in}", own_run.losses, one_rank_run.losses, BF16_TOLERANCE)
 
     # A loss scale that is applied but not removed, or vice versa, changes the norm of the gradients.
-    norm, expected = own.grad_norms[0], one.grad_norms[0]
+    norm, expected = own_run.grad_norms[0], one_rank_run.grad_norms[0]
     is_passed = abs(norm - expected) <= SCALE_TOLERANCE * expected
     yield CheckResult(f"gradients' scale, {computed_in}", is_passed, f"norm {norm:.3g}, in fp32 {expected:.3g}")
 

@@ -53,11 +53,11 @@ def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
         yield CheckResult("replicas agree", True, message)
 
 
-def _identify_shard(name: str, sharded: bool, expert: bool, place: dict[str, int]) -> Shard:
+def _identify_shard(name: str, is_sharded: bool, expert: bool, place: dict[str, int]) -> Shard:
     tensor_rank = expert_rank = None
     if expert:
         expert_rank = place["expert_model_parallel"]
-    if sharded:
+    if is_sharded:
         # Experts are sharded over their own tensor-parallel group, which may differ from that of the other layers.
         tensor_rank = place["expert_tensor_parallel"] if expert else place["tensor_model_parallel"]
     return Shard(place["pipeline_model_parallel"], name, expert_rank, tensor_rank)

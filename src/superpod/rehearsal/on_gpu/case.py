@@ -103,12 +103,12 @@ def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
     return fold_result, build_folded_recipe(full, fold_result, case, folder), has_gpu
 
 
-def _describe(folded: FoldedJob) -> dict[str, Any]:
+def _describe(folded_job: FoldedJob) -> dict[str, Any]:
     from superpod.planner import predict
 
-    job, prediction = folded.job, predict.one(folded.job)
+    job, prediction = folded_job.job, predict.one(folded_job.job)
     return {
-        "folded": {size.name: [size.old, size.new] for size in folded.sizes},
+        "folded": {size.name: [size.old, size.new] for size in folded_job.sizes},
         "tokens_per_step": job.layout.gbs * job.seq,
         "predicted": {
             "verdict": prediction.verdict,
@@ -123,16 +123,16 @@ def _describe(folded: FoldedJob) -> dict[str, Any]:
     }
 
 
-def _environment(folded: FoldedJob) -> dict[str, str]:
+def _environment(folded_job: FoldedJob) -> dict[str, str]:
     """Return the variables of the job and of a single rank."""
     from superpod.collection.facts import environment
 
-    required_variables = {v.name: v.value for v in environment.variables(folded.job)}
+    required_variables = {v.name: v.value for v in environment.variables(folded_job.job)}
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
     return required_variables | rank | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def build_folded_recipe(full: Partial, folded: FoldedJob, case: Case, folder: Path) -> Partial:
+def build_folded_recipe(full: Partial, folded_job: FoldedJob, case: Case, folder: Path) -> Partial:
     """Return the recipe with the folded sizes, on generated text, for a few steps without validation."""
     import nemo_run as run
 
@@ -140,7 +140,7 @@ def build_folded_recipe(full: Partial, folded: FoldedJob, case: Case, folder: Pa
     from superpod.rehearsal.on_gpu.step_recorder import StepRecorder
     from superpod.rehearsal.training import shrunk_recipe
 
-    job = folded.job
+    job = folded_job.job
     small_recipe = shrunk_recipe.build_shrunk_recipe(full, job)
     if not job.model.kv_lora:
         # NeMo's default is hidden size / heads, but the heads were divided by TP.

@@ -168,12 +168,12 @@ def _use_gpu() -> None:
     torch.zeros(1, device="cuda")
 
 
-def _start(one: Running, *, fork: bool) -> int:
+def _start(process: Running, *, fork: bool) -> int:
     """Start a process that trains the case, with its output in `output.log`; return its process ID."""
-    shutil.rmtree(one.folder, ignore_errors=True)  # what an interrupted run has left
-    one.folder.mkdir(parents=True)
-    arguments = [one.case.key, str(one.folder)]
-    log = one.folder / "output.log"
+    shutil.rmtree(process.folder, ignore_errors=True)  # what an interrupted run has left
+    process.folder.mkdir(parents=True)
+    arguments = [process.case.key, str(process.folder)]
+    log = process.folder / "output.log"
     if fork:
         return forked.fork(functools.partial(_train_in_session, arguments, log))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -211,8 +211,8 @@ def _kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _collect(one: Running, error: str) -> dict[str, Any]:
-    result = read_json(one.folder / RESULT) or {"error": "the process left no result"}
+def _collect(process: Running, error: str) -> dict[str, Any]:
+    result = read_json(process.folder / RESULT) or {"error": "the process left no result"}
     if error:
         result["error"] = error
-    return result | {"process_s": time.monotonic() - one.started}
+    return result | {"process_s": time.monotonic() - process.started}

@@ -52,10 +52,12 @@ def fold(
     return FoldedJob(small_job, tuple(list_sizes(job, small_job)))
 
 
-def _fold_most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: int, limit_gib: float) -> PlannedJob:
+def _fold_most_layers(
+    job: PlannedJob, min_layers: int, max_layers: int, micro_batches: int, limit_gib: float
+) -> PlannedJob:
     """Return the folded job with the largest number of layers whose reserved memory fits."""
     best = None
-    low, high = fewest, max(fewest, most)
+    low, high = min_layers, max(min_layers, max_layers)
     while low <= high:
         middle_layers = (low + high) // 2
         folded_job = _fold(job, middle_layers, micro_batches)
@@ -64,9 +66,9 @@ def _fold_most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: in
         else:
             high = middle_layers - 1
     if best is None:
-        need_gib = predicted_gib(_fold(job, fewest, micro_batches))
+        need_gib = predicted_gib(_fold(job, min_layers, micro_batches))
         raise RehearsalError(
-            f"{job.model.name} with {fewest} layers needs {need_gib:.0f} GiB on one GPU, "
+            f"{job.model.name} with {min_layers} layers needs {need_gib:.0f} GiB on one GPU, "
             f"but {limit_gib:.0f} GiB are free"
         )
     return best
@@ -88,15 +90,15 @@ def _fold(job: PlannedJob, layers: int, micro_batches: int) -> PlannedJob:
     return job.replace(model=model, layout=layout, options=options, gpus=1, seq=job.seq // job.layout.cp)
 
 
-def _fold_layout(old: Layout, micro_batches: int) -> Layout:
+def _fold_layout(layout: Layout, micro_batches: int) -> Layout:
     return Layout(
-        mbs=old.mbs,
-        gbs=old.mbs * micro_batches,
-        recompute=old.recompute,
-        recompute_method=old.recompute_method,
+        mbs=layout.mbs,
+        gbs=layout.mbs * micro_batches,
+        recompute=layout.recompute,
+        recompute_method=layout.recompute_method,
         recompute_layers=1,
-        recompute_modules=old.recompute_modules,
-        sharding=old.sharding,
+        recompute_modules=layout.recompute_modules,
+        sharding=layout.sharding,
     )
 
 

@@ -104,9 +104,9 @@ def build_case(case: OptionCase) -> Result:
     return {"outcome": BUILT}
 
 
-def _compare(plain: Partial, changed: Partial) -> dict[str, list[str]]:
+def _compare(plain_recipe: Partial, changed: Partial) -> dict[str, list[str]]:
     """Return {path: [before, after]} of all differences; "" if a path is missing."""
-    before, after = _flatten(plain), _flatten(changed)
+    before, after = _flatten(plain_recipe), _flatten(changed)
     paths = sorted({*before, *after})
     return {p: [before.get(p, ""), after.get(p, "")] for p in paths if before.get(p) != after.get(p)}
 

@@ -55,28 +55,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.build:
         _build(cases, options.out)
         return
-    _execute(cases, options.out, again=bool(options.keys))
+    _execute(cases, options.out, repeat=bool(options.keys))
     results = read_json(options.out) or {}
     failed_keys = [case.key for case in cases if results[case.key]["outcome"] == FAILED]
     print(f"{len(cases)} cases, failed: {', '.join(failed_keys) or 'none'}", flush=True)
     sys.exit(1 if failed_keys else 0)
 
 
-def _execute(chosen: Sequence[OptionCase], out: Path, *, again: bool) -> None:
+def _execute(cases: Sequence[OptionCase], out: Path, *, repeat: bool) -> None:
     """Check the cases, rehearse those that a CPU can execute, and build the others that no rule rejects.
 
     Args:
-        chosen: the cases.
+        cases: the cases.
         out: file for the results.
-        again: repeat also cases that were executed before and have not changed.
+        repeat: repeat also cases that were executed before and have not changed.
     """
     feature_table.import_nemo()
     known_results: dict[str, Result] = read_json(out) or {}
     all_keys = {case.key for case in list_cases()}
     to_build = []
-    for case in chosen:
+    for case in cases:
         result, before = option_outcomes.check_case(case), known_results.get(case.key, {})
-        if not again and before.get("outcome") in (REHEARSED, BUILT) and _is_same(result, before):
+        if not repeat and before.get("outcome") in (REHEARSED, BUILT) and _is_same(result, before):
             result = before | {"reason": result.get("reason", before["reason"])}
         elif result["outcome"] == TO_REHEARSE:
             result |= _rehearse(case)
@@ -104,11 +104,11 @@ def _rehearse(case: OptionCase) -> Result:
     return result
 
 
-def _build(chosen: Sequence[OptionCase], out: Path) -> None:
+def _build(cases: Sequence[OptionCase], out: Path) -> None:
     from superpod.rehearsal.proof import rank_models
 
     rank_models.start()
-    for case in chosen:
+    for case in cases:
         result = option_outcomes.build_case(case)
         print(f"{case.key}: {result['outcome']} {result.get('reason', '')}", flush=True)
         known_results = read_json(out) or {}

@@ -48,9 +48,9 @@ class Counter:
         return None
 
 
-def is_different(model: models.ModelShape, real: int, counted: int) -> bool:
+def is_different(model: models.ModelShape, real: int, count: int) -> bool:
     """Return whether the planner's count differs from a built rank's count by more than the tolerance."""
-    return abs(counted - real) > tolerance(model) * real
+    return abs(count - real) > tolerance(model) * real
 
 
 def tolerance(model: models.ModelShape) -> float:

@@ -61,7 +61,9 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     chunks = config.virtual_pipeline_model_parallel_size or 1
     pp = state.get_pipeline_model_parallel_world_size()
     group = config.microbatch_group_size_per_vp_stage or pp
-    count = reduce_micro_batches(steps, pp, group, interleaved=config.virtual_pipeline_model_parallel_size is not None)
+    count = reduce_micro_batches(
+        steps, pp, group, is_interleaved=config.virtual_pipeline_model_parallel_size is not None
+    )
     if config.num_microbatches_with_partial_activation_checkpoints is not None:
         count = steps
     fields = [str(getattr(config, name, None)) for name in _schedule_fields()]
@@ -91,19 +93,19 @@ def micro_batches(batch: Batch) -> int:
     return build(1, batch.rampup, batch.total, batch.micro, state.get_data_parallel_world_size(), False).get()
 
 
-def reduce_micro_batches(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
+def reduce_micro_batches(steps: int, pp: int, group: int, *, is_interleaved: bool) -> int:
     """Return a smaller number of micro-batches with which a schedule executes the same code as with `steps`.
 
     Without interleaving, a rank has at most PP - 1 warm-up micro-batches, and all following ones are treated equally.
     With interleaving, the order repeats with every group, and the incomplete last group is kept.
 
     Examples:
-        >>> [reduce_micro_batches(steps, pp=8, group=8, interleaved=False) for steps in (512, 6)]
+        >>> [reduce_micro_batches(steps, pp=8, group=8, is_interleaved=False) for steps in (512, 6)]
         [10, 6]
-        >>> [reduce_micro_batches(steps, pp=8, group=8, interleaved=True) for steps in (514, 18)]
+        >>> [reduce_micro_batches(steps, pp=8, group=8, is_interleaved=True) for steps in (514, 18)]
         [34, 18]
     """
-    if not interleaved:
+    if not is_interleaved:
         return min(steps, pp + 2)
     groups, rest = divmod(steps, group)
     return min(groups, MAX_GROUPS) * group + rest

@@ -80,8 +80,8 @@ def prove(
     cache_file: Path,
     workers: int = 2,
     note: Note = lambda *_: None,
-    written: Mapping[str, Any] | None = None,
-    most: int | None = None,
+    saved_proof: Mapping[str, Any] | None = None,
+    max_builds: int | None = None,
 ) -> Proof:
     """Verify that every declared size of `recipes` can start, by planning it and building its models.
 
@@ -90,9 +90,9 @@ def prove(
         cache_file: JSON file of earlier results; updated during the proof.
         workers: number of processes that build models, which take about 1.5 GiB each.
         note: called with an activity, the number of completed items and their total.
-        written: content of the committed file; inputs that it contains are not built again. Default: build all.
-        most: maximum number of configurations to build; combinations of parallelism that are new come first. Default:
-            all.
+        saved_proof: content of the committed file; inputs that it contains are not built again. Default: build all.
+        max_builds: maximum number of configurations to build; combinations of parallelism that are new come first.
+            Default: all.
 
     Raises:
         UserError: NeMo or Transformer Engine's Python package is not installed.
@@ -111,10 +111,10 @@ def prove(
             inputs = _digest_inputs(resolved_sizes, sizes, planned)
             # Models that are known to be broken are always built, to detect when they work again.
             unchanged_sizes = proof_store.find_unchanged(
-                written or {}, {size: one for size, one in inputs.items() if not sizes[size].model.broken}
+                saved_proof or {}, {size: one for size, one in inputs.items() if not sizes[size].model.broken}
             )
             to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged_sizes}
-            outcomes = _build(run, to_build, most)
+            outcomes = _build(run, to_build, max_builds)
     finally:
         cache.save()  # also after Ctrl-C
     _add_faults(outcomes, sizes, planned, proof, faults)
@@ -133,13 +133,13 @@ def prove(
 
 
 def _digest_inputs(
-    digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
+    digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned_jobs: Mapping[Size, PlannedJob]
 ) -> dict[Size, SizeDigests]:
     """Return the digests of the facts and inputs (resolved configuration, expected counts) of each size."""
     counter = Counter()
     inputs: dict[Size, SizeDigests] = {}
     for size, digest in digests.items():
-        recipe, job = sizes[size], planned[size]
+        recipe, job = sizes[size], planned_jobs[size]
         expected = [digest, counter.count(recipe, job), tolerance(job.model), recipe.gpus_per_node]
         facts = proof_level.facts(recipe, size[1])
         inputs[size] = SizeDigests(facts, proof_store.digest(expected), proof_level.NOT_RECORDED)
@@ -151,11 +151,11 @@ def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
     return {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
 
 
-def find_refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
+def find_refused(planned_jobs: Mapping[Size, PlannedJob]) -> list[Failure]:
     """Return the jobs that are illegal or too large for their GPU, without building anything."""
     failures = []
-    predictions = predict.many(list(planned.values()))
-    for ((name, nodes), job), prediction in zip(planned.items(), predictions, strict=True):
+    predictions = predict.many(list(planned_jobs.values()))
+    for ((name, nodes), job), prediction in zip(planned_jobs.items(), predictions, strict=True):
         if prediction.verdict != "ok" or prediction.short_gib > 0:
             reason = prediction.reason or f"{prediction.short_gib:.1f} GiB over the limit of {job.node.gpu.name}"
             failures.append(Failure(name, nodes, f"{prediction.verdict}: {reason}"))
@@ -197,8 +197,8 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     return digests
 
 
-def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Size, Outcome]:
-    """Build the configurations that are not in the cache, at most `most`, and return the available outcomes by size.
+def _build(run: _Run, digests: Mapping[Size, str], max_builds: int | None) -> dict[Size, Outcome]:
+    """Build the configurations that are not in the cache, at most `max_builds`; return the outcomes by size.
 
     A digest does not include the number of GPUs. If a constructor reads it nevertheless (`Outcome.world`), the digest
     is built at the world size of each of its sizes.
@@ -208,11 +208,11 @@ def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Siz
     smallest: dict[str, Size] = {}
     for size in sorted(digests, key=lambda size: (worlds[size], size)):
         smallest.setdefault(digests[size], size)
-    if most is not None:
+    if max_builds is not None:
         new_sizes = _sort_by_variety(
             {digest: size for digest, size in smallest.items() if digest not in cached_builds}, run.sizes
         )
-        new_sizes = new_sizes[:most]
+        new_sizes = new_sizes[:max_builds]
         smallest = {digest: size for digest, size in smallest.items() if digest in cached_builds or digest in new_sizes}
     _build_missing(run, {digest: run.wanted[size] for digest, size in smallest.items()})
     by_world = {digest for digest in smallest if cached_builds[digest].get("world")}
@@ -237,9 +237,9 @@ def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) 
     return sorted(turns, key=lambda digest: turns[digest])
 
 
-def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
+def _build_missing(run: _Run, size_keys: Mapping[str, SizeKey]) -> None:
     cached_builds = run.cache.built
-    missing = {key: size for key, size in wanted.items() if key not in cached_builds}
+    missing = {key: size for key, size in size_keys.items() if key not in cached_builds}
     run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
     for results in run.pool.run(rank_models.build_all, missing, BUILT_AT_ONCE):
         cached_builds.update(results)
@@ -250,7 +250,7 @@ def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
 def _add_faults(
     outcomes: Mapping[Size, Outcome],
     sizes: Mapping[Size, Recipe],
-    planned: Mapping[Size, PlannedJob],
+    planned_jobs: Mapping[Size, PlannedJob],
     proof: Proof,
     faults: dict[Size, str],
 ) -> None:
@@ -262,20 +262,20 @@ def _add_faults(
             continue
         fault = outcome.get("error")
         if not fault:
-            fault = counter.find_difference(sizes[size], planned[size], outcome.get("parameters", []))
+            fault = counter.find_difference(sizes[size], planned_jobs[size], outcome.get("parameters", []))
         if fault:
             faults[size] = fault
 
 
 def _remove_known_faults(
-    tried: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]
+    sizes: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]
 ) -> set[Size]:
     """Remove the expected faults of models that are known to be broken, and return their sizes.
 
     It is a fault if such a model can be built.
     """
     known: set[Size] = set()
-    for size, recipe in tried.items():
+    for size, recipe in sizes.items():
         reason = recipe.model.broken
         if not reason or recipe.model.name in proof.unproven:
             continue

@@ -44,18 +44,18 @@ class Workers:
         self._kill()
 
     def run(
-        self, work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], batch: int
+        self, work: Callable[[list[SizeKey]], list[Result]], size_keys: Mapping[str, SizeKey], batch: int
     ) -> Iterator[dict[str, Result]]:
         """Call `work` with batches of sizes, and yield the results of each batch by key, in order of completion."""
-        order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
+        order = sorted(size_keys, key=lambda key: (size_keys[key].recipe, size_keys[key].nodes, key))
         for encoders in (True, False):
-            keys = [key for key in order if _is_encoder(wanted[key]) is encoders]
+            keys = [key for key in order if _is_encoder(size_keys[key]) is encoders]
             batches = [keys[i : i + batch] for i in range(0, len(keys), batch)]
             if not batches:
                 continue
             pool = self._pool(encoders)
             pending_batches = {
-                pool.submit(work, [wanted[key] for key in batch_keys]): batch_keys for batch_keys in batches
+                pool.submit(work, [size_keys[key] for key in batch_keys]): batch_keys for batch_keys in batches
             }
             for done in as_completed(pending_batches):
                 yield dict(zip(pending_batches[done], done.result(), strict=True))

@@ -263,15 +263,15 @@ def _group_by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[i
     return dict(sorted(sizes.items()))
 
 
-def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _entries(saved_proof: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return {facts of a size: (digest of its inputs, digest of what was built)}."""
-    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.size_digests(known)}
+    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.size_digests(saved_proof)}
 
 
-def _group_failures(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
+def _group_failures(saved_proof: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
     """Group failures by reason: those of the proof, including known ones, and those of other recipes in the file."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for group in old.get("broken", ()):
+    for group in saved_proof.get("broken", ()):
         for name, sizes in group["recipes"].items():
             if name not in names and name in registry.recipes():
                 groups[group["why"]][name] += sizes

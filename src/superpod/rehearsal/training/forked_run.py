@@ -166,33 +166,36 @@ def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
     }
 
 
-def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, quiet_s: float) -> str:
-    """Wait until all ranks (`running`: {pid: rank}) have ended, or one fails or hangs; return the error, or ""."""
-    next_look = began + 1
-    while running:
-        failure = _remove_ended(running, folder)
+def _wait(running_ranks: dict[int, int], folder: Path, start: float, limit_s: float, quiet_s: float) -> str:
+    """Wait until all ranks (`running_ranks`: {pid: rank}) have ended, or one fails or hangs.
+
+    Return the error, or "".
+    """
+    next_look = start + 1
+    while running_ranks:
+        failure = _remove_ended(running_ranks, folder)
         if failure:
             return failure
         now = time.time()
         if now > next_look:
             next_look = now + 1
-            silent = stall.silent_rank(Attempt(folder).heartbeats(), [], quiet_s, now - began, now, limit_s)
+            silent = stall.silent_rank(Attempt(folder).heartbeats(), [], quiet_s, now - start, now, limit_s)
             if silent:
                 return silent
-            if now > began + 2 * limit_s:
-                ranks = ", ".join(map(str, sorted(running.values())))
+            if now > start + 2 * limit_s:
+                ranks = ", ".join(map(str, sorted(running_ranks.values())))
                 return f"ranks {ranks} hang: they did not end within {2 * limit_s:.0f} s"
         time.sleep(0.02)
     return ""
 
 
-def _remove_ended(running: dict[int, int], folder: Path) -> str:
-    """Remove the ranks that have ended from `running`; return the error of one that failed, or ""."""
-    for pid in list(running):
+def _remove_ended(ranks: dict[int, int], folder: Path) -> str:
+    """Remove the ranks that have ended from `ranks`; return the error of one that failed, or ""."""
+    for pid in list(ranks):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
             continue
-        rank = running.pop(pid)
+        rank = ranks.pop(pid)
         if status and os.WIFSIGNALED(status):
             return f"rank {rank} was killed by signal {os.WTERMSIG(status)}"
         if status:

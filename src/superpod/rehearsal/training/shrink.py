@@ -194,12 +194,12 @@ def _layers_per_chunk(job: PlannedJob, count: int) -> int:
     return max(2 if part_recomputed or uneven else 1, -(-kinds // count))
 
 
-def _select_chunks(old: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
+def _select_chunks(chunk_layers: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
     """Select `count` chunks, including the first and the last; the longest get another layer if lengths differ."""
-    picked_counts = [old[round(i * (len(old) - 1) / max(1, count - 1))] for i in range(count)]
+    picked_counts = [chunk_layers[round(i * (len(chunk_layers) - 1) / max(1, count - 1))] for i in range(count)]
     max_count = max(picked_counts)
-    if len(set(old)) > 1 and len(set(picked_counts)) == 1:  # no chunk with a different length was selected
-        picked_counts[count // 2] = next(size for size in old if size != max_count)
+    if len(set(chunk_layers)) > 1 and len(set(picked_counts)) == 1:  # no chunk with a different length was selected
+        picked_counts[count // 2] = next(size for size in chunk_layers if size != max_count)
         max_count = max(picked_counts)
     if len(set(picked_counts)) == 1:
         return tuple(per_chunk if size else 0 for size in picked_counts)
@@ -301,12 +301,12 @@ def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[ResizedVa
             yield ResizedValue(name, old, degrees[name])
 
 
-def list_sizes(job: PlannedJob, small: PlannedJob) -> Iterator[ResizedValue]:
+def list_sizes(job: PlannedJob, small_job: PlannedJob) -> Iterator[ResizedValue]:
     """Yield the sizes of model, sequence and batch that differ."""
-    yield from _differences(job.model, small.model, [field.name for field in fields(ModelShape)])
-    yield ResizedValue("seq", job.seq, small.seq)
+    yield from _differences(job.model, small_job.model, [field.name for field in fields(ModelShape)])
+    yield ResizedValue("seq", job.seq, small_job.seq)
     layout_fields = ("mbs", "gbs", "first_layers", "last_layers", "chunks", "recompute_layers")
-    yield from _differences(job.layout, small.layout, layout_fields)
+    yield from _differences(job.layout, small_job.layout, layout_fields)
 
 
 def _differences(old: object, new: object, names: Iterable[str]) -> Iterator[ResizedValue]:

@@ -12,7 +12,7 @@ MAX_VISITED = 200_000
 """Maximum number of files and folders to visit, which takes a few seconds. No run has that many."""
 
 
-def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
+def iterate_files(folder: Path, skipped_names: Collection[str] = ()) -> Iterator[Path]:
     """Yield the files in `folder` and its subfolders in alphabetical order.
 
     Symbolic links to folders are not followed, because they may form cycles. Folders that disappear or cannot be read
@@ -20,7 +20,7 @@ def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]
 
     Args:
         folder: the folder to search.
-        skipped: names of folders to skip.
+        skipped_names: names of folders to skip.
 
     Raises:
         UserError: the folder contains more than MAX_VISITED files and folders.
@@ -40,7 +40,7 @@ def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]
                 "specify the folder with the logs of one run",
             )
         if entry.is_dir(follow_symlinks=False):
-            pending_entries.append([] if entry.name in skipped else _scan(entry))
+            pending_entries.append([] if entry.name in skipped_names else _scan(entry))
         elif _is_file(entry):
             yield Path(entry.path)
 

@@ -75,14 +75,14 @@ class MetricsFile:
             self.lines = [*self.lines[:100], *self.lines[100:half:2], *self.lines[half:]]
 
 
-def _read_from(handle: int, at: int, count: int) -> bytes:
+def _read_from(handle: int, offset: int, count: int) -> bytes:
     parts = []
     while count:
-        part = os.pread(handle, count, at)
+        part = os.pread(handle, count, offset)
         if not part:
             break
         parts.append(part)
-        at, count = at + len(part), count - len(part)
+        offset, count = offset + len(part), count - len(part)
     return b"".join(parts)
 
 

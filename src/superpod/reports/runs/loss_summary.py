@@ -44,9 +44,9 @@ class LossSummary:
         return f"{finite}; {bad}"
 
 
-def summarize_losses(reported: Iterable[tuple[int, float | None]]) -> LossSummary:
+def summarize_losses(losses: Iterable[tuple[int, float | None]]) -> LossSummary:
     """Summarize (step, loss) pairs in step order; a loss of None is non-finite."""
-    points = [*reported]
+    points = [*losses]
     finite = [(step, loss) for step, loss in points if loss is not None]
     bad = [step for step, loss in points if loss is None]
     return LossSummary(

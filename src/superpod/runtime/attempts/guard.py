@@ -45,14 +45,14 @@ def newest_step(run: RunFolder) -> int:
 
 
 def reason_to_skip(
-    run: RunFolder, end_of: Callable[[str], str], me: str, *, has_pending_export: bool = False
+    run: RunFolder, end_of: Callable[[str], str], own_job: str, *, has_pending_export: bool = False
 ) -> str | None:
     """Return why a job has nothing to do: the run is done, stopped or cancelled. None = the job must run.
 
     Args:
         run: the run.
         end_of: returns the final state of a job by its id.
-        me: the id of this job.
+        own_job: the id of this job.
         has_pending_export: whether a trained run must still be exported, and is therefore not done.
     """
     files = run.state_files()
@@ -63,7 +63,7 @@ def reason_to_skip(
     if files.attempt is None or files.was_resumed:
         return None
     job = str(files.attempt.result.get("job", ""))
-    if not job or job == me:
+    if not job or job == own_job:
         return None
     state = end_of(job)
     if not job_end.is_cancelled(state):

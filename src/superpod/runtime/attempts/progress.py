@@ -60,11 +60,11 @@ def idle_streak(attempts: Sequence[AttemptProgress]) -> list[AttemptProgress]:
     return list(itertools.takewhile(lambda attempt: attempt.steps <= 0, idle))
 
 
-def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[AttemptProgress]:
-    """Measure the progress of each attempt, in order; `newest` is the step of the newest checkpoint."""
+def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest_step: int) -> list[AttemptProgress]:
+    """Measure the progress of each attempt, in order; `newest_step` is the step of the newest checkpoint."""
     lines = read_metrics(run.path)
     starts = [int(number_or_none(attempt.result.get("before")) or 0) for attempt in attempts]
-    ends = [*starts[1:], newest]
+    ends = [*starts[1:], newest_step]
     return [_measure(attempt, lines, start, end) for attempt, start, end in zip(attempts, starts, ends)]
 
 
@@ -150,14 +150,14 @@ def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> s
     )
 
 
-def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float) -> str:
+def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting_attempts: int, now: float) -> str:
     """Return a message if the jobs of a running run end before it is done, at its current speed; otherwise ''.
 
     Args:
         run: the run. Its queued jobs have the time limit of the submission; the limit of the running job is the one
             that its first node has read from Slurm.
         lines: its newest metrics.
-        waiting: the number of its pending jobs.
+        waiting_attempts: the number of its pending jobs.
         now: Unix time.
     """
     attempts = run.attempts
@@ -169,7 +169,7 @@ def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float)
     start_time = number_or_none(attempts[-1].result.get("started")) or 0.0
     start_s = _time_of(own_lines[0]) - (number_or_none(own_lines[0].get("step_time_s")) or 0.0) - start_time
     ends = time_limit.read(attempts[-1].path) or start_time + limit_s
-    chain = Chain(waiting, limit_s, max(start_s, 0.0) + save_s, max(0.0, ends - save_s - now))
+    chain = Chain(waiting_attempts, limit_s, max(start_s, 0.0) + save_s, max(0.0, ends - save_s - now))
     return chain_shortfall(own_lines[-1]["step"], int(most), step_s, chain)
 
 

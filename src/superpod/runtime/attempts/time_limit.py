@@ -22,9 +22,9 @@ ASK_S = 60.0
 class TimeLimit:
     """The time limit of a job: `at` is a Unix time, 0 = no limit."""
 
-    def __init__(self, attempt: Path, ask: Callable[[], float]) -> None:
-        self._file, self._ask = attempt / FILE, ask
-        self.at = ask()
+    def __init__(self, attempt: Path, ask_slurm: Callable[[], float]) -> None:
+        self._file, self._ask = attempt / FILE, ask_slurm
+        self.at = ask_slurm()
         self._next = time.monotonic() + ASK_S
         self._write()
 

@@ -126,14 +126,14 @@ def seems_intact(checkpoint: Path) -> bool:
     return not blockers or is_unreadable(blockers)
 
 
-def resume_blockers(wrong: Sequence[Problem]) -> list[Problem]:
+def resume_blockers(problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems that prevent resuming from a checkpoint."""
-    return [problem for problem in wrong if not (problem.file or "").startswith(CONTEXT)]
+    return [problem for problem in problems if not (problem.file or "").startswith(CONTEXT)]
 
 
-def is_unreadable(wrong: Sequence[Problem]) -> bool:
+def is_unreadable(problems: Sequence[Problem]) -> bool:
     """Return whether all problems are file system problems, so the content of the checkpoint is unknown."""
-    return bool(wrong) and all(problem.is_unreadable for problem in wrong)
+    return bool(problems) and all(problem.is_unreadable for problem in problems)
 
 
 class Content(NamedTuple):

@@ -147,8 +147,8 @@ class _Part(io.RawIOBase):
     def tell(self) -> int:
         return self.at
 
-    def seek(self, to: int, whence: int = os.SEEK_SET) -> int:
-        self.at = max(0, to + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.length}[whence])
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.length}[whence])
         return self.at
 
     def readinto(self, buffer: WriteableBuffer) -> int:

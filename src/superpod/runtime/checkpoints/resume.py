@@ -203,12 +203,12 @@ def newest_usable(
     return doubtful_decision or Resume(None, tuple(damaged))
 
 
-def _replace_doubtful(doubtful: Resume, decided: Resume) -> Resume:
+def _replace_doubtful(candidate: Resume, decision: Resume) -> Resume:
     """Return the decision for an older checkpoint, with the newer, doubtful one listed as corrupt."""
-    if doubtful.checkpoint is None or doubtful.step == decided.step:  # a second copy of the same step is kept
-        return decided
-    damaged = (*decided.damaged, CorruptCheckpoint(doubtful.checkpoint, doubtful.doubt))
-    return replace(decided, damaged=tuple(sorted(damaged, key=lambda d: d.step, reverse=True)))
+    if candidate.checkpoint is None or candidate.step == decision.step:  # a second copy of the same step is kept
+        return decision
+    damaged = (*decision.damaged, CorruptCheckpoint(candidate.checkpoint, candidate.doubt))
+    return replace(decision, damaged=tuple(sorted(damaged, key=lambda d: d.step, reverse=True)))
 
 
 def _cross_check(checkpoint: Path, folders: list[Path]) -> CrossCheck:
@@ -307,10 +307,12 @@ def _newest_known(run: RunFolder) -> int:
     return max([0, *known_steps.values(), *(step for step in results if isinstance(step, int)), *linked_steps])
 
 
-def _refuse_resume(run: RunFolder, corrupt: Sequence[CorruptCheckpoint], deleted_step: int, evidence: str) -> None:
+def _refuse_resume(
+    run: RunFolder, corrupt_checkpoints: Sequence[CorruptCheckpoint], deleted_step: int, evidence: str
+) -> None:
     """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and a hint."""
-    names = [f"{d.path.name}: {d.why}" for d in corrupt]
-    if corrupt:
+    names = [f"{d.path.name}: {d.why}" for d in corrupt_checkpoints]
+    if corrupt_checkpoints:
         more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
         problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more}"
     elif deleted_step:

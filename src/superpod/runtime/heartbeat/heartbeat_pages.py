@@ -63,10 +63,10 @@ def header(place: Place, now: float, host: str) -> bytes:
     return body[:_CRC_AT] + struct.pack("<I", zlib.crc32(body[_CRC_END:])) + body[_CRC_END:]
 
 
-def record(rank: int, step: int, phase: str, alive: float, moved: float, facts: JsonObject) -> bytes:
+def record(rank: int, step: int, phase: str, alive_s: float, moved_s: float, facts: JsonObject) -> bytes:
     """Encode the record of a rank; if `facts` does not fit, the longest text in it is truncated."""
     text = _encode_facts(facts)
-    body = _RECORD.pack(0, rank + 1, step, alive, moved, phase.encode()[:16], len(text)) + text
+    body = _RECORD.pack(0, rank + 1, step, alive_s, moved_s, phase.encode()[:16], len(text)) + text
     body = body.ljust(RECORD_BYTES, b"\0")
     return struct.pack("<I", zlib.crc32(body[4:])) + body[4:]
 

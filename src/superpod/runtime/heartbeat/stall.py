@@ -120,10 +120,10 @@ def _has_step_timeout(beat: JsonObject, is_frozen: bool) -> bool:
     return phase == "train" or (is_frozen and phase != "start")
 
 
-def _describe_frozen(frozen: Mapping[int, JsonObject], train_s: float, now: float) -> str:
-    rank = min(frozen, key=lambda r: frozen[r]["t"])
-    beat = frozen[rank]
-    ranks = sorted(r for r, b in frozen.items() if b.get("node", r) == beat.get("node", rank))
+def _describe_frozen(frozen_beats: Mapping[int, JsonObject], train_s: float, now: float) -> str:
+    rank = min(frozen_beats, key=lambda r: frozen_beats[r]["t"])
+    beat = frozen_beats[rank]
+    ranks = sorted(r for r, b in frozen_beats.items() if b.get("node", r) == beat.get("node", rank))
     what = f"no longer answers since step {beat.get('step', '?')} ({beat.get('phase', '?')})"
     ago = f"{now - beat['t']:.0f} s ago, before the others"
     if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # no rank is left to write the node's page
@@ -159,9 +159,9 @@ def _progress_time(beat: JsonObject) -> float:
     return float(beat["t"])
 
 
-def _seconds_since(beat: JsonObject, then: float, now: float) -> float:
+def _seconds_since(beat: JsonObject, default: float, now: float) -> float:
     """Return the seconds since a time on the rank's node, whose clock may be ahead of the clock here."""
-    return max(now, float(beat.get("seen", now))) - then
+    return max(now, float(beat.get("seen", now))) - default
 
 
 def _is_frozen(beat: JsonObject, train_s: float, now: float) -> bool:

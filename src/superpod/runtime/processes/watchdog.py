@@ -145,7 +145,7 @@ def _end_attempt(attempt: Path) -> None:
         time.sleep(POLL_S)
 
 
-def _record(attempt: Path, command: int, when: float) -> None:
+def _record(attempt: Path, command: int, time_s: float) -> None:
     """Record how the attempt ended, unless that is already recorded."""
     # Imported here, since a watchdog needs this only at the end.
     from superpod.common.json_files import write_json
@@ -154,7 +154,7 @@ def _record(attempt: Path, command: int, when: float) -> None:
     from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 
     this, run = Attempt(attempt), RunFolder(attempt.parents[1])
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when))
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
     killed = f"its launcher, pid {command} on host {socket.gethostname()}, was killed at {at}"
     if "ended" in this.result:  # killed during the export
         with as_user_errors(attempt):

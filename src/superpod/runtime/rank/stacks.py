@@ -204,33 +204,34 @@ def describe(attempt: Path, size: int = 0) -> str:
     return _describe(stacks, _missing_ranks(stacks, size)) if stacks else ""
 
 
-def describe_stall(silent: str, attempt: Attempt) -> str:
-    """Describe a stall based on the stacks of the ranks and on `silent`, the message that `stall` got from
+def describe_stall(silent_node: str, attempt: Attempt) -> str:
+    """Describe a stall based on the stacks of the ranks and on `silent_node`, the message that `stall` got from
     heartbeats.
     """
     stacks = read(attempt.path)
     sizes = [int(beat.get("size", 0)) for beat in attempt.heartbeats().values()]
     missing = _missing_ranks(stacks, max(sizes, default=0))
     if not stacks:
-        return silent
+        return silent_node
     suspects = set(missing) or {stack.rank for stack in find_blocking(stacks)}
-    rank_match = re.match(r"rank (\d+)", silent)
+    rank_match = re.match(r"rank (\d+)", silent_node)
     if suspects and rank_match and int(rank_match[1]) not in suspects:
         # Stacks show which rank the others are waiting for; heartbeats have a resolution of only a second.
-        return f"{_describe(stacks, missing)}; according to the heartbeats, {silent.replace(', before the others', '')}"
-    return f"{silent}; {_describe(stacks, missing)}"
+        by_heartbeats = silent_node.replace(", before the others", "")
+        return f"{_describe(stacks, missing)}; according to the heartbeats, {by_heartbeats}"
+    return f"{silent_node}; {_describe(stacks, missing)}"
 
 
 def _missing_ranks(stacks: Sequence[Stack], size: int) -> list[int]:
     return sorted(set(range(size)) - {stack.rank for stack in stacks})
 
 
-def _describe(stacks: Sequence[Stack], missing: Sequence[int]) -> str:
-    blocking = find_blocking(stacks) if not missing else []
+def _describe(stacks: Sequence[Stack], missing_ranks: Sequence[int]) -> str:
+    blocking = find_blocking(stacks) if not missing_ranks else []
     other_stacks = [stack for stack in stacks if stack not in blocking]
     parts = []
-    if missing:
-        parts.append(f"{format_ranks(missing)} wrote no stack (stopped or dead)")
+    if missing_ranks:
+        parts.append(f"{format_ranks(missing_ranks)} wrote no stack (stopped or dead)")
     for group in _group(blocking):
         verb = "were" if len(group) > 1 else "was"
         parts.append(f"{format_ranks([stack.rank for stack in group])} {verb} in {group[0].location}")

@@ -55,12 +55,12 @@ def user_name(uid: int | None) -> str:
         return str(uid)
 
 
-def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
+def refuse_others(run: Path, action: str, *, root_may: bool = True) -> None:
     """Refuse all users except the owner of the run.
 
     Args:
         run: the run folder.
-        doing: the operation, for the message.
+        action: the operation, for the message.
         root_may: whether root is permitted too. Root may stop a run and free its disk space, but jobs that root submits
             would run as root.
 
@@ -72,7 +72,7 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
         return
     name = user_name(owner)
     raise UserError(
-        f"{run} belongs to {name}, but you are {user_name(me)}: only {name} may {doing}",
+        f"{run} belongs to {name}, but you are {user_name(me)}: only {name} may {action}",
         f"ask {name}, or start a run of your own",
     )
 

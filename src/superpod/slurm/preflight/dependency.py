@@ -67,19 +67,19 @@ def unmet_dependencies(dependencies: Sequence[Dependency], connection: Connectio
     return [dependency for dependency in dependencies if not _is_met(dependency, states(dependency.job, connection))]
 
 
-def _is_met(dependency: Dependency, known: list[str]) -> bool:
+def _is_met(dependency: Dependency, known_jobs: list[str]) -> bool:
     job, kind = dependency.job, dependency.type
-    if not known:
+    if not known_jobs:
         raise UserError(f"--after {job}: Slurm has no job {job}", "`squeue --me` and `sacct -X` list your jobs")
-    has_ended = all(state in ENDED_STATES for state in known)
-    failed_state = next((state for state in known if state in ENDED_STATES and state != "COMPLETED"), "")
+    has_ended = all(state in ENDED_STATES for state in known_jobs)
+    failed_state = next((state for state in known_jobs if state in ENDED_STATES and state != "COMPLETED"), "")
     if kind == "afterok" and failed_state:  # one failed task of an array is enough
         raise UserError(
             f"--after {job}: job {job} ended as {failed_state}, but afterok requires exit code 0",
             f"run the job again, or accept any exit code: --after {job}:afterany",
         )
     if kind == "after":
-        return has_ended or "PENDING" not in known
+        return has_ended or "PENDING" not in known_jobs
     if not has_ended:
         return False
     if kind == "afterany":

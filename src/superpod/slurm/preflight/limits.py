@@ -146,11 +146,11 @@ def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> 
     return resources
 
 
-def _resource_findings(sources: list[Source], requested: dict[str, int], size: JobSize) -> Iterator[Finding]:
+def _resource_findings(sources: list[Source], request: dict[str, int], size: JobSize) -> Iterator[Finding]:
     for limit, scope in {**JOB, "MaxTRESPerNode": "per node of a job"}.items():
         per_node = limit == "MaxTRESPerNode"
         for resource, (name, most) in _resource_bounds(sources, limit).items():
-            need = requested.get(resource, 0) // (size.nodes if per_node else 1)
+            need = request.get(resource, 0) // (size.nodes if per_node else 1)
             if need <= most:
                 continue
             fitting_nodes = most * size.nodes // need
@@ -197,14 +197,14 @@ def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> It
         )
 
 
-def _fewer_jobs_hint(free: int, size: JobSize) -> str:
-    """Return a hint on how to reduce the number of jobs to at most `free`."""
-    if free < min(size.runs, 2):  # a sweep has at least two runs
+def _fewer_jobs_hint(free_jobs: int, size: JobSize) -> str:
+    """Return a hint on how to reduce the number of jobs to at most `free_jobs`."""
+    if free_jobs < min(size.runs, 2):  # a sweep has at least two runs
         return "wait for one of them to end"
-    attempts = free // size.runs
+    attempts = free_jobs // size.runs
     if attempts:
         return f"--attempts {attempts}, or chain.attempts = {attempts}"
-    return f"sweep at most {free} values, with --attempts 1"
+    return f"sweep at most {free_jobs} values, with --attempts 1"
 
 
 def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:

@@ -328,11 +328,11 @@ def _parse_reservations(answers: dict[str, str]) -> list[Reservation]:
     ]
 
 
-def _parse_time(text: str, otherwise: datetime) -> datetime:
+def _parse_time(text: str, fallback: datetime) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        return otherwise  # "Unknown", "NONE"
+        return fallback  # "Unknown", "NONE"
 
 
 def list_items(text: str) -> tuple[str, ...]:

@@ -44,14 +44,14 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
         )
 
 
-def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
+def job_findings(name: str, job: PlannedJob, gpu: str) -> Iterator[Finding]:
     """List why a planned job cannot run on another GPU: precision, layout rules, or memory."""
     from superpod.planner import legality, predict
 
-    own, there = planned.node.gpu.name, with_gpu(planned, gpu)
+    own, there = job.node.gpu.name, with_gpu(job, gpu)
     precisions = there.node.gpu.precisions
-    if planned.precision not in precisions:
-        message = f"{gpu} does not support {planned.precision}, only {', '.join(precisions)}"
+    if job.precision not in precisions:
+        message = f"{gpu} does not support {job.precision}, only {', '.join(precisions)}"
         yield Finding(message, _recipe_hint(name, own, gpu))
         return
     for violation in legality.violations(there):
@@ -61,21 +61,21 @@ def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
         yield Finding(f"a recipe for {own} does not fit on {gpu}: {prediction.reason}", _recipe_hint(name, own, gpu))
 
 
-def memory_hint(planned: PlannedJob) -> str:
+def memory_hint(job: PlannedJob) -> str:
     """Return a hint on how to reduce the memory per GPU; full recomputation is not available with adapters."""
     from superpod.collection.registry import ADAPTERS
 
-    return "more nodes" if planned.task in ADAPTERS else "more nodes, or with=full_recompute"
+    return "more nodes" if job.task in ADAPTERS else "more nodes, or with=full_recompute"
 
 
-def with_gpu(planned: PlannedJob, gpu: str) -> PlannedJob:
+def with_gpu(job: PlannedJob, gpu: str) -> PlannedJob:
     """Return the job on nodes with this GPU."""
     from superpod.planner import hardware
 
-    if planned.node.gpu.name == gpu:
-        return planned
+    if job.node.gpu.name == gpu:
+        return job
     node = hardware.builtin().node(gpu)
-    return planned.replace(node=node, fabric=hardware.builtin().fabric_of(node))
+    return job.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
 def gpu_note(name: str, recipe_gpu: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
@@ -92,16 +92,16 @@ def gpu_note(name: str, recipe_gpu: str, gpu: str, own_step_s: float | None, ste
     return f"{note}; {better} is the recipe for {gpu}" if better else note
 
 
-def _recipe_hint(name: str, own: str, gpu: str) -> str:
+def _recipe_hint(name: str, recipe_gpu: str, gpu: str) -> str:
     """Name the recipe of the same model for another GPU, or the command that lists such recipes."""
     from superpod.collection import registry
 
     recipe = registry.find(name)
-    return _recipe_for_gpu(name, own, gpu) or f"recipes list {recipe.model.name} {recipe.task} {gpu}"
+    return _recipe_for_gpu(name, recipe_gpu, gpu) or f"recipes list {recipe.model.name} {recipe.task} {gpu}"
 
 
-def _recipe_for_gpu(name: str, own: str, gpu: str) -> str:
+def _recipe_for_gpu(name: str, recipe_gpu: str, gpu: str) -> str:
     from superpod.collection import registry
 
-    same_recipe = name.replace(f"_{own}_", f"_{gpu}_")
+    same_recipe = name.replace(f"_{recipe_gpu}_", f"_{gpu}_")
     return same_recipe if same_recipe != name and same_recipe in registry.recipes() else ""

@@ -114,20 +114,23 @@ def account_and_parents(account: str, live: LiveCluster) -> list[str]:
 
 
 def _access_findings(
-    name: str, known: dict[str, str], key: str, what: str, own: str, counting: list[str]
+    name: str, partition_fields: dict[str, str], key: str, what: str, own_name: str, names_with_parents: list[str]
 ) -> Iterator[Finding]:
-    """Check the Allow and Deny lists of a partition; `own` is allowed if one of `counting` (with its parents) is.
+    """Check the Allow and Deny lists of a partition; `own_name` is allowed if one of `names_with_parents` is.
 
     Recent versions of Slurm also apply these lists to child accounts (scontrol(1), DenyAccounts: "hierarchical"); older
     versions apply them to the account alone (`part_policy_valid_acct`). For children of a denied account,
     `sbatch --test-only` decides (`check_sbatch`). In all versions, a partition with an Allow list ignores its Deny
     list.
     """
-    accepted, denied = list_items(known.get(f"Allow{key}", "")), list_items(known.get(f"Deny{key}", ""))
-    if own and accepted and not {*counting} & {*accepted}:
-        yield Finding(f"partition {name} does not accept {what} {own!r}", f"accepted: {', '.join(accepted)}")
-    elif not accepted and own in denied:
-        yield Finding(f"partition {name} denies {what} {own!r}", f"denied: {', '.join(denied)}")
+    accepted, denied = (
+        list_items(partition_fields.get(f"Allow{key}", "")),
+        list_items(partition_fields.get(f"Deny{key}", "")),
+    )
+    if own_name and accepted and not {*names_with_parents} & {*accepted}:
+        yield Finding(f"partition {name} does not accept {what} {own_name!r}", f"accepted: {', '.join(accepted)}")
+    elif not accepted and own_name in denied:
+        yield Finding(f"partition {name} denies {what} {own_name!r}", f"denied: {', '.join(denied)}")
 
 
 def check_qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:

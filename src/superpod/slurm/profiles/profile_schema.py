@@ -72,9 +72,9 @@ def _validate_check(value: str) -> str:
     return _require_one_of(value, [*CHECKS, *collection.checks(CHECKS)])
 
 
-def _require_one_of(value: str, known: list[str]) -> str:
-    if value not in known:
-        raise ValueError(f"must be one of {', '.join(known)}; {did_you_mean(value, known)}".rstrip("; "))
+def _require_one_of(value: str, choices: list[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"must be one of {', '.join(choices)}; {did_you_mean(value, choices)}".rstrip("; "))
     return value
 
 

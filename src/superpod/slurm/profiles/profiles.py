@@ -70,9 +70,9 @@ def parse(text: str, where: str) -> Cluster:
         raise UserError("\n".join(_mistakes(error, text, where)), "docs/slurm.md documents every key") from None
 
 
-def _mistakes(invalid: ValidationError, text: str, where: str) -> list[str]:
+def _mistakes(validation_error: ValidationError, text: str, where: str) -> list[str]:
     mistakes = []
-    for error in invalid.errors():
+    for error in validation_error.errors():
         keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
         mistakes.append(f"{where}:{find_line(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
     return mistakes

@@ -54,7 +54,7 @@ class RunPoller:
         slurm_runs = [run for run in runs if not run.is_local]
         self._query(slurm_runs)
         snapshot = self._snapshot or run_views.SlurmSnapshot(None if slurm_runs else JobQueue())
-        views_by_path = {view.run.path: view for view in snapshot.summarize([*runs], later=True)}
+        views_by_path = {view.run.path: view for view in snapshot.summarize([*runs], ask_later=True)}
         return [views_by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in listed]
 
     def _query(self, runs: list[FollowedRun]) -> None:

@@ -256,16 +256,16 @@ class SlurmSnapshot:
         final_states = _ended_jobs(idle, connection, queue)
         return cls(queue, final_states, frozenset(_hidden_runs(idle, connection, users)), at)
 
-    def summarize(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
+    def summarize(self, runs: list[RunFolder], *, ask_later: bool = False) -> list[RunView]:
         """Summarize runs, in order, from these answers and their folders.
 
-        `later`: the answers may be old, so only the folder is used for runs and attempts that began afterwards.
+        `ask_later`: the answers may be old, so only the folder is used for runs and attempts that began afterwards.
         """
-        return [self._view(run, later=later) for run in runs]
+        return [self._view(run, ask_later=ask_later) for run in runs]
 
-    def _view(self, run: RunFolder, *, later: bool) -> RunView:
+    def _view(self, run: RunFolder, *, ask_later: bool) -> RunView:
         try:
-            unknown = self._why_unknown(run, later=later)
+            unknown = self._why_unknown(run, ask_later=ask_later)
             if self.queue is None or unknown:
                 return summarize_run(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
             jobs = self.queue.active.get(job_name(str(run.path)), [])
@@ -273,10 +273,10 @@ class SlurmSnapshot:
         except Exception as error:  # one unreadable folder must not hide the other runs
             return unreadable_view(run, f"{type(error).__name__}: {error}")
 
-    def _why_unknown(self, run: RunFolder, *, later: bool) -> JobsUnknown | None:
+    def _why_unknown(self, run: RunFolder, *, ask_later: bool) -> JobsUnknown | None:
         if run.path in self.hidden:
             return JobsUnknown.HIDDEN
-        return JobsUnknown.NOT_ASKED if later and self._is_new(run) else None
+        return JobsUnknown.NOT_ASKED if ask_later and self._is_new(run) else None
 
     def _is_new(self, run: RunFolder) -> bool:
         """Whether the run or its latest attempt began after the query."""
@@ -320,17 +320,17 @@ def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[P
     return {path for path, user in others.items() if user not in visible_user}
 
 
-def may_continue(seen: RunView) -> bool:
+def may_continue(view: RunView) -> bool:
     """Whether more jobs would continue the run: not if it is done, cancelled, stopped or unreadable.
 
     A run whose jobs all failed without a stop marker (a full disk, a truncated result.json) can be continued.
     """
-    is_unstopped = seen.state is State.FAILED and not seen.run.done and seen.run.stop is None
-    return seen.state.continues or is_unstopped
+    is_unstopped = view.state is State.FAILED and not view.run.done and view.run.stop is None
+    return view.state.continues or is_unstopped
 
 
-def missing_attempts(seen: RunView, attempts: int) -> int:
+def missing_attempts(view: RunView, attempts: int) -> int:
     """Return how many jobs to queue so that the run has `attempts` of them."""
-    if not may_continue(seen) or seen.jobs is None:
+    if not may_continue(view) or view.jobs is None:
         return 0
-    return max(0, attempts - len(seen.jobs))
+    return max(0, attempts - len(view.jobs))

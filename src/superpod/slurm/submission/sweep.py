@@ -86,9 +86,9 @@ def _split(text: str) -> list[str]:
     return [*parts, current_part]
 
 
-def combine(swept: Sequence[Axis]) -> list[tuple[str, ...]]:
+def combine(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
     """List the overrides of each run, as `path=value`; the last axis varies fastest."""
-    pairs = [[f"{axis.path}={value}" for value in axis.values] for axis in swept]
+    pairs = [[f"{axis.path}={value}" for value in axis.values] for axis in axes]
     return list(itertools.product(*pairs))
 
 

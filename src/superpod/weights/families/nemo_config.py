@@ -87,27 +87,27 @@ NUMBERS = (
 """Fields that affect the results: with different values, the same weights silently give different results."""
 
 
-def find_differences(right: GPTConfig, other: GPTConfig, names: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
-    """Return the fields that make `other` compute a different function, as (name, value in `right`, value in `other`).
+def find_differences(config: GPTConfig, other: GPTConfig, names: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
+    """Return the fields that make `other` compute a different function, as (name, value in `config`, value in `other`).
 
     Missing fields count as None. Llama 3.1's scaling with factor 1 equals no scaling.
     """
     differences: list[tuple[str, Any, Any]] = []
-    scaled = hasattr(right, "scale_factor")
-    unused_fields = ("kv_channels", "num_query_groups") if right.multi_latent_attention else ()
+    scaled = hasattr(config, "scale_factor")
+    unused_fields = ("kv_channels", "num_query_groups") if config.multi_latent_attention else ()
     for name in names:
         if name in unused_fields:
             continue
-        new_value, old = getattr(right, name, None), getattr(other, name, None)
+        new_value, old = getattr(config, name, None), getattr(other, name, None)
         if name == "scale_factor" and not scaled and old is not None:
             new_value = 1.0
         elif name in ("low_freq_factor", "high_freq_factor", "old_context_len") and not scaled:
             continue
-        if name == "softmax_scale" and right.kv_channels:
-            default = right.kv_channels**-0.5
+        if name == "softmax_scale" and config.kv_channels:
+            default = config.kv_channels**-0.5
             if math.isclose(new_value or default, old or default, rel_tol=1e-6):
                 continue
-        if name == "window_attn_skip_freq" and windowed_layers(right) == windowed_layers(other):
+        if name == "window_attn_skip_freq" and windowed_layers(config) == windowed_layers(other):
             continue
         if not _is_equal(new_value, old, name):
             differences.append((name, new_value, old))
@@ -128,14 +128,14 @@ def windowed_layers(config: GPTConfig) -> list[bool]:
     return [is_layer_window_attention((1, 0), skips, layer) for layer in layers]
 
 
-def _is_equal(one: Any, two: Any, name: str) -> bool:
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        return [*one] == [*two]
+def _is_equal(a: Any, b: Any, name: str) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return [*a] == [*b]
     if name in ("moe_router_num_groups", "moe_router_group_topk"):  # one group equals none
-        return (one or 1) == (two or 1)
-    if callable(one) and callable(two):  # NeMo and Megatron each have a quick_gelu
-        return getattr(one, "__name__", one) == getattr(two, "__name__", two)
-    return one == two
+        return (a or 1) == (b or 1)
+    if callable(a) and callable(b):  # NeMo and Megatron each have a quick_gelu
+        return getattr(a, "__name__", a) == getattr(b, "__name__", b)
+    return a == b
 
 
 def require_match(nemo_class: NemoClass, model: GPTModel) -> None:

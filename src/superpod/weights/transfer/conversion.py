@@ -120,22 +120,22 @@ def _as_user_error(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {type(error).__name__}: {words}; nothing was written") from error
 
 
-def _import(folder: Path, out: Path, nemo_class: NemoClass, theirs: Any, forward_check: bool) -> dict[str, Any]:
+def _import(folder: Path, out: Path, nemo_class: NemoClass, hf_config: Any, forward_check: bool) -> dict[str, Any]:
     from superpod.weights.families import nemo_config
     from superpod.weights.transfer import convert_tensors
     from superpod.weights.transfer import forward_check as check
 
     load.unset_attention_backend()
-    dtype = next(theirs.parameters()).dtype
+    dtype = next(hf_config.parameters()).dtype
     importer: Any = nemo_config.model_class(nemo_class).importer(f"hf://{folder.absolute()}")
     config = nemo_config.build(nemo_class, dtype)
-    config.generation_config = transformers_model.generation_config(folder, theirs)
+    config.generation_config = transformers_model.generation_config(folder, hf_config)
     model: Any = nemo_config.model_class(nemo_class)(config, tokenizer=_tokenizer(importer, folder, nemo_class))
     trainer = importer.nemo_setup(model)
     core = load.unwrap_model(model)
-    convert_tensors.to_megatron(convert_tensors.get_tensors(theirs), core, model.config, theirs.config.model_type)
+    convert_tensors.to_megatron(convert_tensors.get_tensors(hf_config), core, model.config, hf_config.config.model_type)
     megatron_logits = check.run_megatron(core, model.config) if forward_check else None
-    outcome = check.require_equal(theirs, core, megatron_logits, str(folder)) if megatron_logits else None
+    outcome = check.require_equal(hf_config, core, megatron_logits, str(folder)) if megatron_logits else None
     importer.nemo_save(out, trainer)
     return {"forward_check": asdict(outcome) if outcome else None, "dtype": str(dtype).removeprefix("torch.")}
 
@@ -171,13 +171,13 @@ def find_kept_files(checkpoint: Path) -> Path | None:
     return checkpoint / KEPT if (checkpoint / KEPT).is_dir() else None
 
 
-def _keep(folder: Path, into: Path, record: Mapping[str, Any]) -> None:
+def _keep(folder: Path, out: Path, record: Mapping[str, Any]) -> None:
     from superpod.data.tokens import tokenizer
 
-    into.mkdir(parents=True)
+    out.mkdir(parents=True)
     for file in {folder / "config.json", *folder.glob("generation_config.json"), *tokenizer.files(folder)}:
-        shutil.copyfile(file, into / file.name)
-    (into / RECORD).write_text(json.dumps(record, indent=1))
+        shutil.copyfile(file, out / file.name)
+    (out / RECORD).write_text(json.dumps(record, indent=1))
 
 
 def export_hf(

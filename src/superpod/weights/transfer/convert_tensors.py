@@ -52,13 +52,13 @@ def to_megatron(source: Mapping[str, Tensor], core: nn.Module, config: Any, kind
             raise UserError(f"{rule.pieces[0].name} contains NaN or infinity", "download the model again")
         used |= set(rule.pieces)
         _set_tensor(core, name, tensor.to(old.dtype))
-    unused_names = _find_unused(source, used, tied=bool(config.share_embeddings_and_output_weights))
+    unused_names = _find_unused(source, used, is_tied=bool(config.share_embeddings_and_output_weights))
     if unused_names:
         raise UserError(f"NeMo's {type(core).__name__} has no counterpart for {_format_names(unused_names)}", WHY)
 
 
 def from_megatron(
-    state: Mapping[str, Tensor], config: Any, kind: str, expected: Mapping[str, Tensor], tied: bool
+    state: Mapping[str, Tensor], config: Any, kind: str, expected: Mapping[str, Tensor], is_tied: bool
 ) -> dict[str, Tensor]:
     """Return the tensors of a transformers model, converted from those of a Megatron model.
 
@@ -68,7 +68,7 @@ def from_megatron(
         kind: `model_type`.
         expected: the transformers model's own parameters and saved buffers, for names and shapes; may be on the meta
             device.
-        tied: whether the transformers model's output matrix is its embedding.
+        is_tied: whether the transformers model's output matrix is its embedding.
 
     Raises:
         UserError: a tensor of either model has no counterpart, has a different shape, or contains NaN or infinity.
@@ -86,9 +86,9 @@ def from_megatron(
     if "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     is_equal = torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
-    if tied and not is_equal:
+    if is_tied and not is_equal:
         raise UserError("the output matrix differs from the embedding, but the Hugging Face model ties them", WHY)
-    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not (tied and name == HEAD)}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not (is_tied and name == HEAD)}
     if extra := sorted(tensors.keys() - expected.keys()):
         raise UserError(f"the Hugging Face model has no counterpart for {_format_names(extra)}", WHY)
     if missing := sorted(expected.keys() - tensors.keys()):
@@ -125,16 +125,16 @@ def _get_part(source: Mapping[str, Tensor], piece: mapping.Piece) -> Tensor:
     return tensor if piece.expert is None else tensor[piece.expert]
 
 
-def _find_unused(source: Mapping[str, Tensor], used: set[mapping.Piece], tied: bool) -> list[str]:
+def _find_unused(source: Mapping[str, Tensor], used_pieces: set[mapping.Piece], is_tied: bool) -> list[str]:
     """Return the names of source tensors, or of single experts, that no target tensor uses."""
-    whole_names = {piece.name for piece in used if piece.expert is None}
+    whole_names = {piece.name for piece in used_pieces if piece.expert is None}
     sliced: dict[str, set[int]] = {}
-    for piece in used:
+    for piece in used_pieces:
         if piece.expert is not None:
             sliced.setdefault(piece.name, set()).add(piece.expert)
     left: list[str] = []
     for name, tensor in source.items():
-        if name in whole_names or (tied and name == HEAD):
+        if name in whole_names or (is_tied and name == HEAD):
             continue
         if name not in sliced:
             left.append(name)

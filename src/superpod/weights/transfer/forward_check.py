@@ -116,9 +116,9 @@ def _choose_token_count(config: Any, parameters: int) -> int:
     return max(TOKENS, min(width + 24, most))
 
 
-def _compare_frequencies(theirs: Any, core: nn.Module, what: str) -> None:
+def _compare_frequencies(hf_model: Any, core: nn.Module, what: str) -> None:
     """Compare rotary frequencies; those of latent attention are only covered by the forward pass."""
-    for name, (hf, megatron) in _find_rotary_modules(theirs, core).items():
+    for name, (hf, megatron) in _find_rotary_modules(hf_model, core).items():
         right, our_logits = hf.inv_freq.double().cpu(), megatron.inv_freq.double().cpu()
         factor = getattr(megatron, "seq_len_interpolation_factor", None)
         if factor:
@@ -133,13 +133,13 @@ def _compare_frequencies(theirs: Any, core: nn.Module, what: str) -> None:
             )
 
 
-def _find_rotary_modules(theirs: Any, core: Any) -> dict[str, tuple[Any, Any]]:
-    rotary, own = getattr(theirs.model, "rotary_emb", None), getattr(core, "rotary_pos_emb", None)
+def _find_rotary_modules(hf_model: Any, core: Any) -> dict[str, tuple[Any, Any]]:
+    rotary, own = getattr(hf_model.model, "rotary_emb", None), getattr(core, "rotary_pos_emb", None)
     # YaRN's module, which has inv_freq_extra, computes its frequencies in each pass.
     if rotary is None or own is None or hasattr(own, "inv_freq_extra"):
         return {}
     pairs = {"rotary": (rotary, own)}
-    local = getattr(theirs.model, "rotary_emb_local", None)
+    local = getattr(hf_model.model, "rotary_emb_local", None)
     if local is not None:
         pairs["local rotary"] = (local, own.rope_local)
     return pairs

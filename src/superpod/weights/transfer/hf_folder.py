@@ -109,12 +109,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return listed
 
 
-def find_dtype(folder: Path, stated: str) -> str:
-    """Return the data type of the stored weights, fp32 if it is mixed; for .bin files, return `stated`."""
+def find_dtype(folder: Path, stated_dtype: str) -> str:
+    """Return the data type of the stored weights, fp32 if it is mixed; for .bin files, return `stated_dtype`."""
     formats = {tensor.format for name, tensor in read_tensors(folder).items() if ALWAYS_FP32 not in name}
     formats &= FLOATS.keys()
     if not formats:
-        return stated if stated in FLOATS.values() else "float32"
+        return stated_dtype if stated_dtype in FLOATS.values() else "float32"
     return FLOATS[formats.pop()] if len(formats) == 1 else "float32"
 
 

@@ -174,7 +174,7 @@ def build_uninitialized(config: Any) -> Any:
         )
 
 
-def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool) -> PreTrainedModel:
+def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], is_tied: bool) -> PreTrainedModel:
     """Build the model with these tensors; transformers computes all others, such as rotary frequencies.
 
     Raises:
@@ -196,7 +196,7 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool
             module._buffers[last] = tensor
         else:
             module._parameters[last] = torch.nn.Parameter(tensor, requires_grad=False)
-    if tied:
+    if is_tied:
         model.tie_weights()
     empty_tensors = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
     if empty_tensors:
