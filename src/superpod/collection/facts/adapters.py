@@ -9,8 +9,8 @@ def adapter_targets(shape: ModelShape, task: str) -> tuple[str, ...]:
     """Return the linear layers to which adapters are added: all in a dense model, those of attention in an MoE model.
 
     NeMo 2.7.3's recipes select the same layers. Latent attention has small down and up projections in place of
-    `linear_qkv`. `SPLIT_INPUTS` and `DUPLICATED_LAYERS` are excluded for DoRA, and `NORMED_LAYERS` for models with norms
-    after projections.
+    `linear_qkv`. `SPLIT_INPUTS` and `DUPLICATED_LAYERS` are excluded for DoRA, and `NORMED_LAYERS` for models with
+    norms after projections.
     """
     excluded: tuple[str, ...] = ()
     if task == "dora":
