@@ -1,5 +1,5 @@
-"""How far the planner is from published and measured runs: memory, step time, runs that no fit has seen,
-and times after `recipes calibrate`.
+"""How far the planner is from published and measured runs: memory, step time, runs of other software, and times after
+`recipes calibrate`.
 
     python benchmarks/planner_accuracy.py [FOLDER]      default: benchmarks/reference
 

@@ -148,7 +148,7 @@ def stopped(tuning, moment, number):
         assert "was killed at 20" in state.message, state
         assert f"`recipes finetune {NAME} --resume {run.path}` resumes it" in state.message
     if moment == "export":
-        assert "hf is not written" in state.message, state
+        assert "hf was not written" in state.message, state
     assert not (run.path / "hf").exists() or moment == "export", "it may be in place, whole, and not be recorded"
     return step
 

@@ -1,4 +1,4 @@
-"""Published runs that no fit has seen: unseen indeed, read as their sources count, and large errors have a cause."""
+"""Published runs of papers and other software: read as their sources count, and large errors have a cause."""
 
 import csv
 

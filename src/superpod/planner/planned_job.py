@@ -23,8 +23,7 @@ class Options:
     framework: Literal["megatron", "fsdp2", "deepspeed"] = "megatron"
     """megatron = Megatron-Core (NeMo, Megatron-Bridge); fsdp2 = PyTorch FSDP2 (torchtitan, Automodel)."""
     release: str = ""
-    """Software release, such as `NeMo 25.09` or `mcore 0.11`; "" = the pinned versions. `era NAME` selects factors in
-    `data/calibration` by name; the suffix `, functional` marks a run that is not tuned."""
+    """Software release, such as `NeMo 25.09` or `mcore 0.11`; "" = the pinned versions."""
     grads: Literal["fp32", "bf16"] = "fp32"
     """Main gradients: grad_reduce_in_fp32."""
     moments: Literal["fp32", "bf16", "fp8"] = "fp32"
@@ -55,6 +54,8 @@ class Options:
     """moe_grouped_gemm; otherwise, experts run sequentially."""
     permute_fusion: bool = False
     """moe_permute_fusion: Transformer Engine's kernel sorts tokens by expert."""
+    fused_grouped_mlp: bool = False
+    """Gated experts in MXFP8 are one kernel (Megatron-Bridge 26.06, cutedsl_fused_grouped_mlp)."""
     deepep: bool = False
     """moe_enable_deepep, or HybridEP: a token is sent once per rank and NVLink domain with some of its experts; with
     all-to-all, once per expert."""

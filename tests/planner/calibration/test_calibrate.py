@@ -87,7 +87,7 @@ def test_tensor_parallelism_between_nodes_has_a_latency_of_its_own():
     jobs = [job("llama2_7b", gpus, 2048, tp=tp, gbs=64) for gpus in (16, 32) for tp in (4, 8, 16)]
     fitted = calibrate(noisy(jobs, {"tp_latency": 20.0}, 0))
     product = fitted.values["tp_latency"] * fitted.values["far_latency"]
-    assert product == pytest.approx(20, rel=0.2)
+    assert product == pytest.approx(20, rel=0.25)
     unseen = job("llama2_7b", 32, 2048, tp=32, gbs=64)
     real = seconds(apply_corrections(unseen, {"tp_latency": 20.0}))
     assert seconds(apply_corrections(unseen, fitted.values)) == pytest.approx(real, rel=0.05)

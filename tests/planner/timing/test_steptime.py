@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.planner import columns, hardware, models
-from superpod.planner.calibration import calibration
+from superpod.planner.calibration import calibration, releases
 from superpod.planner.columns import Stages
 from superpod.planner.layout import Layout
 from superpod.planner.models import Split
 from superpod.planner.planned_job import Options, PlannedJob
-from superpod.planner.tables import releases
 from superpod.planner.timing import steptime
 
 
@@ -193,16 +192,16 @@ def test_utilization_counts_what_it_says():
     assert 1.28 < steptime.hfu(full, 8.0) / steptime.mfu(full, 8.0) < 1.34
 
 
-def test_eras_are_told_by_their_release():
-    eras = {"NeMo 24.07": "24", "tag v25.04.02": "25.0", "NeMo 25.09": "25.1", "NeMo 26.04.01": "26.0", "": "25.1"}
-    for release, era in eras.items():
-        assert calibration.era(make(options={"release": releases.normalize(release, False)})) == era
-    card = "verification card; run at bridge 8645cda8738c, container 26.06"
-    assert calibration.era(make(options={"release": releases.normalize(card, False)})) == "26.1"
-    assert calibration.era(make(options={"framework": "deepspeed"})) == "deepspeed"
+def test_a_release_selects_the_factor_of_its_group():
+    groups = {"NeMo 24.07": "NeMo 24", "tag v25.04.02": "NeMo 25.0", "NeMo 25.09": "NeMo 25.1", "": "NeMo 25.1"}
+    groups |= {"NeMo 26.04.01": "NeMo 26.0", "verification card; container 26.06": "NeMo 26.1"}
+    for release, group in groups.items():
+        job = make(options={"release": releases.normalize(release)})
+        assert f"software {group}" in calibration.selectors(job)
+    assert "software deepspeed" in calibration.selectors(make(options={"framework": "deepspeed"}))
 
 
-def test_every_gpu_has_every_constant_and_an_unknown_one_the_generic():
+def test_every_gpu_has_every_constant():
     known = set(calibration.constants(make()))
     for node in hardware.builtin().nodes:
         job = make().replace(node=hardware.node(node))

@@ -247,7 +247,7 @@ class _Fit:
             step_cost.full(apply_corrections(job, memory_factor), columns.from_job(job)).reshape(-1) for job in jobs
         ]
         self.cost = replace(cost, full=np.concatenate(full))
-        by_row = [calibration.constants(job) for job in jobs]
+        by_row = [calibration.unbounded(job) for job in jobs]
         self.constants = {name: np.array([constants[name] for constants in by_row]) for name in by_row[0]}
         self.y = np.log([run.seconds for run in runs])
         self.width = np.array([c.width for c in CORRECTIONS])
@@ -278,7 +278,9 @@ class _Fit:
         """Return the log of the predicted step time of each run."""
         values = {c.name: self.value(c.name, v) for c, v in zip(CORRECTIONS, x, strict=True)}
         factors, additions = corrections.factors(values), corrections.additions(values)
-        constants = {name: array * factors.get(name, 1.0) for name, array in self.constants.items()}
+        constants = calibration.bounded(
+            {name: array * factors.get(name, 1.0) for name, array in self.constants.items()}
+        )
         constants |= {name: np.full(len(self.y), value) for name, value in additions.items()}
         return np.log(sum(steptime.price(self.cost, constants).values()))
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from superpod.errors import UserError
 from superpod.planner import hardware, legality, models
+from superpod.planner.calibration import releases
 from superpod.planner.formats import megatron_args, option_syntax
 from superpod.planner.hardware import Hardware
 from superpod.planner.layout import MODULES, Layout
@@ -22,7 +23,6 @@ from superpod.planner.models import ModelShape, named_model
 from superpod.planner.models.stages import default_partition, partition_by_cost
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Run
-from superpod.planner.tables import releases
 
 Row = Mapping[str, str]
 
@@ -363,9 +363,8 @@ def _parse_task(row: Row) -> Any:
 
 def _parse_options(row: Row) -> Options:
     """Return the usual options for the row's release, changed by its `options` column (syntax of `--option`)."""
-    fine_tunes = row["task"].lower() not in ("", "pretrain")
     usual: dict[str, Any] = dict(releases.find(row["framework"], row["release"]).options)
-    options = Options(release=releases.normalize(row["release"], fine_tunes), **usual)
+    options = Options(release=releases.normalize(row["release"]), **usual)
     try:
         return option_syntax.change_options(options, [row["options"]], "options") if row["options"] else options
     except UserError as wrong:

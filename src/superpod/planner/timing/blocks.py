@@ -133,7 +133,7 @@ def moe(w: Work) -> None:
         w.gemm(w.outer, m.hidden, m.latent, "moe", plain=True)
     _dispatch(w, sent, width)
     # Rows are sorted by expert before the grouped GEMMs, and restored to their order after them.
-    w.stream(4.0 * routed * width, 4.0 * routed * width, 6, "moe", "sorting")
+    w.stream(2.0 * routed * width, 2.0 * routed * width, 6, "moe", "sorting")
     up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
     w.gemm(routed, up, width, "moe", resource="expert", matrices=local)
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
@@ -233,7 +233,8 @@ def head(w: Work) -> None:
     columns = m.padded_vocab(w.u.tp.astype(np.int64)) / w.u.tp
     w.norm()
     w.gemm(t, columns, m.hidden, plain=True)
-    passes = (2.5, 2.5) if w.job.options.fused_loss else (20.0, 10.0)  # cast, maximum, difference, exponent, sum: FP32
+    # Unfused: cast, maximum, difference, exponent, sum, in FP32. Fused: read once, and replaced by the gradient.
+    passes = (1.0, 1.0) if w.job.options.fused_loss else (8.0, 4.0)
     w.stream(passes[0] * t * columns, passes[1] * t * columns, 6, "", "loss")
     w.collective("tp", "all_reduce", w.size * t * m.hidden, w.u.tp, 1.0, (0.5, 0.5))
 

@@ -96,12 +96,18 @@ def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Num
     return ideal_seconds(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
 
 
-def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Array:
-    """Return the time in seconds of an m x k by k x n GEMM."""
+def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Number = 1) -> Array:
+    """Return the time in seconds of an m x k by k x n GEMM, or of a grouped GEMM with `groups` of these.
+
+    A grouped GEMM fills the GPU like one with `groups` times the rows, but reads a matrix per group.
+    """
     grids = load_table(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
-    ratio: Array = np.exp(_interpolate(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
-    return ratio * np.asarray(ideal_gemm(gpu, precision, m, n, k), dtype=np.float64)
+    ratio: Array = np.exp(_interpolate(grid, [(m * groups, SIDES), (n, SIDES), (k, SIDES)]))
+    element = element_bytes(precision)
+    passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
+    ideal = ideal_seconds(gpu, 2.0 * groups * m * n * k, gpu.tflops(precision), passed)
+    return ratio * np.asarray(ideal, dtype=np.float64)
 
 
 def ideal_attention(

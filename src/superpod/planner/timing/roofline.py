@@ -109,21 +109,24 @@ class Work:
         """
         low = self.low and not plain
         share = rows / matrices
-        product = partial(kernel_times.gemm, self.job.node.gpu, self.job.precision if low else self.plain)
+        precision = self.job.precision if low else self.plain
+        product = partial(kernel_times.gemm, self.job.node.gpu, precision, groups=matrices)
         wgrad = not self.frozen
-        forward = matrices * product(share, out, inner)
-        backward = matrices * product(share, inner, out)
+        forward = product(share, out, inner)
+        backward = product(share, inner, out)
         if wgrad:
-            backward = backward + matrices * product(out, inner, share)
+            backward = backward + product(out, inner, share)
         self.add(resource or ("plain" if plain else "matmul"), forward, backward, module)
         off = np.maximum(_missing_factors(out, self.size), _missing_factors(inner, self.size))
         self.add("misaligned", forward * off, backward * off, module)
         self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
         if low:
             left, result = rows * inner, rows * out
-            read = 2 * self.size + 2 * self.operand  # amax or block scales, then row-wise and column-wise copies
+            written = (
+                2 * self.operand
+            )  # row-wise and column-wise copies; kernels that are not fused also read the input
             cast = "expert_cast" if resource == "expert" else "cast"
-            self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
+            self.add(cast, left * written / self.hbm, result * written / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
         if self.frozen and name in self.job.options.lora_targets:
             self._adapter(rows, out, inner, module)

@@ -36,8 +36,9 @@ TERMS = (
 """Keys of `Step.terms`."""
 
 
-MIN_EXPOSED_DISPATCH = 0.1
-"""Minimum exposed fraction of expert dispatch if it overlaps with another micro-batch (an assumption)."""
+MIN_EXPOSED_DISPATCH = 0.5
+"""Minimum exposed fraction of expert dispatch if it overlaps with another micro-batch: overlap saved less than half of
+the dispatch of Qwen3 235B on H100 (yanring/Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md)."""
 EDGE = 0.01
 """Width of the transition to full memory, as a fraction of the memory."""
 
@@ -126,8 +127,8 @@ def _phases(d: StepCost, k: Constants) -> list[Array]:
     )
     for name, group in PRICES.items():
         coefficients[..., INDEX[name], GROUPS.index(group)] = k[name]
-    coefficients[..., INDEX["kernels"], 0] = k["gap"]  # idle time of the GPU between two kernels
-    coefficients[..., 0] *= _wide(k["software"])[..., None]
+    for name in ("kernels", "expert_kernels"):
+        coefficients[..., INDEX[name], 0] = k["gap"]  # idle time of the GPU between two kernels
     work = d.work[:, kinds].reshape(len(d.work), -1, len(RESOURCES)) @ coefficients
     units = work.reshape(len(d.work), len(kinds), len(PHASES) * len(GROUPS))
     ranks = np.matmul(d.blocks[..., kinds], units[d.unit])

@@ -1,4 +1,4 @@
-"""Defaults of software releases that published tables do not show: options, and the type of FP8 scaling.
+"""What depends on the release of the software: defaults that published tables do not show, and factors of the time.
 
 The `release` and `framework` columns of a table select a release; its `options`, `layout` and `recompute` columns take
 precedence.
@@ -13,6 +13,13 @@ from functools import cache
 from typing import Any
 
 UNFUSED = {"attention": "unfused", "impl": "local", "fused_loss": False, "overlap_tp": False}
+SOFTWARE = (
+    *((24.99, "NeMo 24"), (25.08, "NeMo 25.0"), (25.99, "NeMo 25.1")),
+    *((26.05, "NeMo 26.0"), (99.0, "NeMo 26.1")),
+)
+"""Last NeMo release (year.month) of each group of releases whose runs share a factor, and the group's name."""
+PINNED = "NeMo 25.1"
+"""The group of the pinned versions (NeMo 2.7.3, megatron-core 0.15.3), and of jobs without a release."""
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 NO_OVERLAP = {"overlap_grads": False, "overlap_params": False}
 
@@ -57,6 +64,12 @@ RELEASES = {
     r"SC21|Korthikanti22": Release({**UNFUSED, **DROPOUT, **NO_OVERLAP}, tuned=True),
     # Hugging Face's nanotron: pipeline stages by the parameters of their blocks
     r"nanotron": Release({"fused_loss": False}, by_cost=True),
+    # from 26.06 on, gated experts in MXFP8 are one kernel (scripts/performance/configs: cutedsl_fused_grouped_mlp)
+    r"NeMo 26\.(0[6-9]|1)|container 26\.(0[6-9]|1)": Release(
+        PERFORMANCE | {"fused_grouped_mlp": True},
+        {"etp": 1},
+        tuned=True,
+    ),
     # from 25.09 on, expert_tensor_parallel_size is 1 in all presets
     r"NeMo 2(5\.(09|1)|6)|verification card|Megatron-Bridge": Release(
         PERFORMANCE,
@@ -76,16 +89,11 @@ def find(framework: str, release: str) -> Release:
 
 
 @cache
-def normalize(release: str, fine_tunes: bool) -> str:
-    """Return a row's release in the form of `Options.release`; runs on verification cards were not tuned."""
+def normalize(release: str) -> str:
+    """Return a row's release in the form of `Options.release`."""
     text = release.strip()
-    if "MLPerf" in text:
-        return f"era {text.lower()}"
-    if text in ("SC21", "Korthikanti22"):
-        return "era 2021"
     number = re.search(r"(?:NeMo|container|tag v)\s*(\d\d\.\d\d)", text)
-    short = f"NeMo {number[1]}" if number else text
-    return f"{short}, functional" if "verification card" in text and fine_tunes else short
+    return f"NeMo {number[1]}" if number else text
 
 
 @cache
@@ -93,3 +101,16 @@ def fp8_kind(release: str) -> str:
     """Return the precision of a row with `fp8`: delayed scaling in NeMo before mid-2025 and in MLPerf, else current."""
     is_late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
     return "fp8cs" if is_late else "fp8ds"
+
+
+@cache
+def software(release: str, framework: str) -> str:
+    """Return the name of the factor for a job's software: a group of NeMo's releases, or a framework."""
+    if framework != "megatron":
+        return framework
+    if release.startswith("MLPerf"):
+        return " ".join(release.split()[:2])
+    if release in ("SC21", "Korthikanti22"):
+        return "Megatron-LM 2021"
+    number = re.match(r"NeMo\s*(\d\d\.\d\d)", release)
+    return next(name for last, name in SOFTWARE if float(number[1]) <= last) if number else PINNED
