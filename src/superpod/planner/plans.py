@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from superpod.errors import UserError
-from superpod.planner import columns, explain, memory, predict, suggestions
+from superpod.planner import columns, explain, intervals, memory, predict, suggestions
 from superpod.planner.hardware.precisions import AUTO_PRECISIONS
+from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 from superpod.planner.rules import pipeline_layout, textbook
@@ -18,6 +19,8 @@ from superpod.planner.search import search as search_one
 from superpod.planner.timing import steptime
 
 SCHEMA = 1
+PAIRED_WIDTH = 0.25
+"""Width of the interval of two layouts' ratio of step times relative to that of one: they share most of the error."""
 
 
 def search(
@@ -93,6 +96,36 @@ def explain_no_fit(result: SearchResult) -> str:
     return f"no layout fits; the one with the least memory is {explain.title(job.layout)}, {short}"
 
 
+def equivalent_layouts(result: SearchResult) -> str:
+    """Name the simplest of the layouts that cannot be told apart from the best one; "" = it is the best one."""
+    best = int(result.ranked[0])
+    low, high = intervals.from_job(result.job).time_factors(result.job.gpus)
+    limit = float(result.seconds[best]) * float(high / low) ** PAIRED_WIDTH
+    close = [int(i) for i in result.best_per_degrees if result.seconds[i] <= limit]
+    simplest = min(close, key=lambda i: _complexity(result.layout(i)))
+    if len(close) == 1 or simplest == best:
+        return ""
+    slower = float(result.seconds[simplest] / result.seconds[best]) - 1
+    return (
+        f"{len(close)} layouts are within the planner's error of the best; the simplest of them is "
+        f"{explain.title(result.layout(simplest))}, {slower:.1%} slower"
+    )
+
+
+def _complexity(layout: Layout) -> tuple[int, int, int]:
+    """Return what makes a layout less simple: kinds of parallelism, pipeline chunks, and GPUs per model replica."""
+    degrees = (layout.tp, layout.pp, layout.vp or 1, layout.cp, layout.ep)
+    return sum(degree > 1 for degree in degrees), layout.vp or 1, layout.tp * layout.pp * layout.cp
+
+
+def extrapolation(job: PlannedJob) -> str:
+    """Warn of a run that is larger than those that the planner's constants were fitted to; "" = it is not."""
+    beyond = intervals.from_job(job).beyond
+    if not beyond:
+        return ""
+    return f"extrapolated: no published run of the fit has {beyond}; the interval is twice as wide as that of its class"
+
+
 def compare_with_textbook(result: SearchResult) -> str:
     """Describe the layout that the textbook rules choose, and how much slower it is than the best one."""
     try:
@@ -155,9 +188,13 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
         "verdict": prediction.verdict,
         "fit": prediction.fit,
         "step_time_s": prediction.step_time_s,
+        "step_time_low_s": prediction.step_time_low_s,
+        "step_time_high_s": prediction.step_time_high_s,
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,
         "reserved_gib": prediction.reserved_gib_max,
+        "allocated_low_gib": prediction.allocated_low_gib,
+        "allocated_high_gib": prediction.allocated_high_gib,
         "terms_s": dict(prediction.terms_s),
         "stages": stages(job),
         "checkpoint_bytes": memory.checkpoint_bytes(job),

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from superpod.planner import columns, legality, memory
+from superpod.planner import columns, intervals, legality, memory
 from superpod.planner.arrays import Array, Column
 from superpod.planner.columns import Stages
 from superpod.planner.hardware import GIB
@@ -38,6 +38,9 @@ class Prediction:
     fit: memory.Fit | None = None
     """Whether the run fits in memory; None if unknown."""
     step_time_s: float | None = None
+    step_time_low_s: float | None = None
+    """Lower end of the 80 % interval (`intervals.py`)."""
+    step_time_high_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
     limit_gib: float = 0.0
@@ -45,6 +48,9 @@ class Prediction:
     allocated_gib_first: float | None = None
     allocated_gib_last: float | None = None
     allocated_gib_max: float | None = None
+    allocated_low_gib: float | None = None
+    """Lower end of the 80 % interval of `allocated_gib_max`."""
+    allocated_high_gib: float | None = None
     reserved_gib_max: float | None = None
     terms_s: Mapping[str, float] = field(default_factory=dict)
     """Term of the step time -> seconds; the sum is `step_time_s`."""
@@ -55,6 +61,11 @@ class Prediction:
     def short_gib(self) -> float:
         """GiB by which the rank with the highest peak exceeds the limit; at most 0 if it does not."""
         return (self.reserved_gib_max or 0.0) - self.limit_gib
+
+    @property
+    def step_time(self) -> str:
+        """The step time with its 80 % interval, such as `14.4 s (13.1-16.2)`."""
+        return intervals.text(self.step_time_s or 0.0, self.step_time_low_s or 0.0, self.step_time_high_s or 0.0)
 
     @property
     def tight(self) -> bool:
@@ -190,16 +201,22 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
     is_held = table.weight > 0  # entries of weight 0 only pad the table
     at = np.arange(count), np.where(is_held, peak.allocated, 0).argmax(axis=1)  # the rank with the highest peak
     seconds = np.broadcast_to(step.seconds, count)
+    interval = intervals.from_job(job)
+    low, high = interval.time_factors(values["gpus"])
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
     needed, reserved = (np.where(is_held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
     fits = [memory.FIT[code] for code in memory.classify(job, needed, reserved).tolist()]
     figures = {
         "step_time_s": seconds,
+        "step_time_low_s": seconds * low,
+        "step_time_high_s": seconds * high,
         "tokens_per_s_per_gpu": rate,
         "mfu": rate * steptime.mfu(job, job.tokens / job.gpus),
         "allocated_gib_first": np.where(table.first & is_held, peak.allocated, 0).max(axis=1) / GIB,
         "allocated_gib_last": np.where(table.last & is_held, peak.allocated, 0).max(axis=1) / GIB,
         "allocated_gib_max": peak.allocated[at] / GIB,
+        "allocated_low_gib": peak.allocated[at] / GIB * interval.memory[0],
+        "allocated_high_gib": peak.allocated[at] / GIB * interval.memory[1],
         "reserved_gib_max": reserved / GIB,
     }
     terms = _rows({key: np.broadcast_to(part, count) for key, part in step.terms.items()})

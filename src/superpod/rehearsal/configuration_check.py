@@ -70,6 +70,8 @@ class CheckReport:
     reserved_gib: float | None = None
     usable_gib: float | None = None
     step_time_s: float | None = None
+    step_time: str = ""
+    """The step time with its interval."""
     tight: bool = False
     unplanned: str = ""
     """The reason why the run was not planned; "" if it was."""
@@ -267,6 +269,7 @@ def _plan(report: CheckReport, job: PlannedJob) -> None:
         report.short = suggestions.describe_shortage(job, prediction)
     report.allocated_gib, report.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
     report.usable_gib, report.step_time_s = prediction.limit_gib, prediction.step_time_s
+    report.step_time = prediction.step_time
 
 
 def _title(job: PlannedJob) -> str:

@@ -115,6 +115,7 @@ def _check_by_plan(options: PlanOptions) -> CheckReport:
         reserved_gib=prediction.reserved_gib_max,
         usable_gib=prediction.limit_gib,
         step_time_s=prediction.step_time_s,
+        step_time=prediction.step_time,
         tight=bool(prediction.tight),
     )
 
@@ -217,7 +218,7 @@ def _print_result(report: CheckReport) -> None:
         outcome = "tight" if report.tight else "ok"
         print(
             f"{outcome}: legal; {report.allocated_gib:.1f} GiB allocated and {report.reserved_gib:.1f} "
-            f"reserved of {report.usable_gib:.1f} on the rank with the most memory; {report.step_time_s:.3g} s per step"
+            f"reserved of {report.usable_gib:.1f} on the rank with the most memory; {report.step_time} per step"
         )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def explain(options: PlanOptions, html: page_options.Html = None, trace: page_options.Trace = None) -> None:
     """Show how the time of a step is spent, what limits the speed of a layout, and what to try next."""
     from superpod.planner import explain as explanations
-    from superpod.planner import legality, predict, suggestions
+    from superpod.planner import legality, plans, predict, suggestions
 
     page_options.check(html, trace)
     job = options.job()
@@ -34,12 +34,14 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
     if trace is not None:
         page_options.write_trace(trace, job)
     print(job_title(job))
-    print(f"step {seconds:.3f} s, {prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {prediction.mfu:.1%}")
+    print(f"step {prediction.step_time}, {prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {prediction.mfu:.1%}")
     for key, value in sorted(prediction.terms_s.items(), key=lambda item: -item[1]):
         if value > 0.001 * seconds:
             print(f"  {value / seconds:6.1%}  {value:9.4f} s  {explanations.BOUNDS.get(key, key)}")
     for line in bounds:
         print(line)
+    if plans.extrapolation(job):
+        print(plans.extrapolation(job))
     for line in better:
         print(f"next: {line}")
 

@@ -136,16 +136,18 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
         tables.print_wrapped(plans.explain_no_fit(best))
         return
     _print_table(shown, with_precision=len(searches) > 1)
-    for line in (*explain.explain_layout(best, int(best.ranked[0])), *explain.near_misses(best)):
+    notes = (plans.equivalent_layouts(best), plans.extrapolation(best.job))
+    lines = (*explain.explain_layout(best, int(best.ranked[0])), *explain.near_misses(best), *filter(None, notes))
+    for line in lines:
         tables.print_wrapped(f"- {line}")
 
 
 def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: bool) -> None:
     """Print one row per layout, with a column for the precision if several were searched."""
-    from superpod.planner import plans
+    from superpod.planner import intervals, plans
     from superpod.planner.hardware import GIB
 
-    titles = ["layout", "precision", "step s", "tokens/s/GPU", "MFU %", "GiB reserved", "bubble %"]
+    titles = ["layout", "precision", "step s (80 %)", "tokens/s/GPU", "MFU %", "GiB reserved", "bubble %"]
     rows = []
     labels = _layout_labels([search.layout(i) for _, search, i in shown])
     for label, (precision, search, i) in zip(labels, shown, strict=True):
@@ -161,7 +163,8 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
         texts = (f"{x:,.0f}" if x >= 1000 else f"{x:.1f}" for x in figures)
         if search.tight[i]:
             label += ", tight"
-        rows.append([label, precision, f"{seconds:.3f}", *texts])
+        low, high = (float(factor) * seconds for factor in intervals.from_job(job).time_factors(job.gpus))
+        rows.append([label, precision, f"{seconds:.3f} ({low:.3g}-{high:.3g})", *texts])
     if not with_precision:
         for row in (titles, *rows):
             del row[1]

@@ -32,6 +32,7 @@ from superpod.planner.tables.csv_cells import Cells
 FIGURES = (
     *("verdict", "reason", "step_time_s", "tokens_per_s_per_gpu", "mfu"),
     *("allocated_gib_first", "allocated_gib_last", "allocated_gib_max", "reserved_gib_max"),
+    *("step_time_low_s", "step_time_high_s", "allocated_low_gib", "allocated_high_gib"),
 )
 BREAKDOWN = ("terms_s", "owners_gib")
 """Columns with a breakdown, `name=value name=value`: step time by term in seconds, and memory by category in GiB."""

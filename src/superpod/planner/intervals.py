@@ -1,0 +1,83 @@
+"""The 80 % intervals of predictions, from the errors on models and sources that the fit of the constants left out.
+
+A job belongs to a class: what it trains, and whether published runs of its model and software exist. The interval of a
+class is a conformal interval: quantiles of measured over predicted time of runs that were left out of the fit, because
+of their source if the model is known, or because of their model. `benchmarks/left_out.py --write` writes
+`data/intervals.toml`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superpod.planner.arrays import Array, Number
+from superpod.planner.formats import config_files
+from superpod.planner.planned_job import PlannedJob
+
+FILE = Path(__file__).parent / "data" / "intervals.toml"
+EXTRAPOLATION = 2.0
+"""Power to which the factors of an interval are raised beyond the sizes of all published runs: twice as wide. There is
+nothing to calibrate it with."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Factors of the predictions for a job between which 80 % of the measurements lie."""
+
+    name: str
+    """The class, such as `experts, unknown model`."""
+    time: tuple[float, float]
+    memory: tuple[float, float]
+    """Of allocated memory."""
+    largest_gpus: int
+    """Number of GPUs of the largest run that was fitted."""
+    beyond: str
+    """What no run that was fitted reaches, such as `more than 16,384 GPUs`; "" = nothing."""
+
+    def time_factors(self, gpus: Number) -> tuple[Array, Array]:
+        """Return the factors of the step time for numbers of GPUs."""
+        power = np.where(np.asarray(gpus) > self.largest_gpus, EXTRAPOLATION, 1.0)
+        if "tokens" in self.beyond:
+            power = np.full_like(power, EXTRAPOLATION)
+        return self.time[0] ** power, self.time[1] ** power
+
+
+def from_job(job: PlannedJob) -> Interval:
+    """Return the interval of the predictions for a job."""
+    tables = _tables()
+    name = class_name(job, job.model.name in tables["models"])
+    largest = tables["largest"]
+    beyond = []
+    if job.gpus > largest["gpus"]:
+        beyond.append(f"more than {largest['gpus']:,} GPUs")
+    if job.seq > largest["seq"]:
+        beyond.append(f"sequences of more than {largest['seq']:,} tokens")
+    software = "megatron" if job.options.framework == "megatron" else "other software"
+    time, memory = tables["time"][name], tables["memory"][software]
+    return Interval(
+        name, (time["low"], time["high"]), (memory["low"], memory["high"]), largest["gpus"], " and ".join(beyond)
+    )
+
+
+def class_name(job: PlannedJob, known: bool) -> str:
+    """Return the class of a job; `known` = runs of its model were fitted."""
+    if job.options.framework != "megatron":
+        return "other software"
+    kind = "fine-tuning" if job.task != "pretrain" else "experts" if job.model.is_moe else "dense"
+    return f"{kind}, {'known' if known else 'unknown'} model"
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return config_files.read_toml(FILE)
+
+
+def text(seconds: float, low: float, high: float) -> str:
+    """Return a time with its interval, to three digits of the time: `14.4 s (13.1-16.2)`."""
+    digits = max(0, 2 - int(np.floor(np.log10(seconds)))) if seconds > 0 else 0
+    return f"{seconds:.{digits}f} s ({low:.{digits}f}-{high:.{digits}f})"
