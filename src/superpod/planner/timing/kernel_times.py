@@ -89,11 +89,11 @@ def ideal_seconds(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Num
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
 
-def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Number:
-    """Return the ideal time in seconds of an m x k by k x n GEMM with 2 bytes per output element (4 in FP32)."""
+def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Number = 1) -> Number:
+    """Return the ideal time in seconds of a (grouped) GEMM with 2 bytes per output element (4 in FP32)."""
     element = element_bytes(precision)
-    passed = element * (m * k + k * n) + max(element, 2.0) * m * n
-    return ideal_seconds(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
+    passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
+    return ideal_seconds(gpu, 2.0 * groups * m * n * k, gpu.tflops(precision), passed)
 
 
 def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Number = 1) -> Array:
@@ -104,10 +104,7 @@ def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Numb
     grids = load_table(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
     ratio: Array = np.exp(_interpolate(grid, [(m * groups, SIDES), (n, SIDES), (k, SIDES)]))
-    element = element_bytes(precision)
-    passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
-    ideal = ideal_seconds(gpu, 2.0 * groups * m * n * k, gpu.tflops(precision), passed)
-    return ratio * np.asarray(ideal, dtype=np.float64)
+    return ratio * np.asarray(ideal_gemm(gpu, precision, m, n, k, groups), dtype=np.float64)
 
 
 def ideal_attention(
