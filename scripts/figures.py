@@ -17,16 +17,17 @@ COMMANDS = {
 MOST_LINES = {"plan": 8, "quickstart": 11}
 """Blocks of the README that show only the first lines of their command."""
 TABLES = {
-    "planner.md": "python benchmarks/planner_accuracy.py",
-    "accuracy.md": "python benchmarks/unseen_runs.py benchmarks/reference",
+    "left_out": "python benchmarks/left_out.py benchmarks/reference",
+    "accuracy": "python benchmarks/planner_accuracy.py",
+    "unseen": "python benchmarks/unseen_runs.py benchmarks/reference",
 }
-"""Pages of docs/ and the command that their block `accuracy` shows."""
+"""Block of docs/accuracy.md -> the command whose output it shows."""
 SHOWN = ("troubleshooting.md",)
 """Pages in which every block that begins with `$ recipes` shows the output of the command, 200 columns wide."""
 
 
 def main() -> None:
-    """Write README.md, docs/planner.md and docs/accuracy.md."""
+    """Write README.md, docs/accuracy.md and docs/troubleshooting.md."""
     from superpod.runtime.runs.run_folder import RunFolder
 
     readme = ROOT / "README.md"
@@ -39,9 +40,9 @@ def main() -> None:
     else:
         text = filled(text, "quickstart", f"recipes report {run.path.relative_to(ROOT)}")
     readme.write_text(text)
+    page = ROOT / "docs" / "accuracy.md"
     for name, command in TABLES.items():
-        page = ROOT / "docs" / name
-        page.write_text(filled(page.read_text(), "accuracy", command))
+        page.write_text(filled(page.read_text(), name, command))
     for name in SHOWN:
         page = ROOT / "docs" / name
         block = re.compile(r"^(```\n\$ (recipes .*)\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
