@@ -7,6 +7,7 @@ from superpod.planner.hardware import builtin
 from tests.conftest import ROOT
 
 PLANNER = ROOT / "src" / "superpod" / "planner"
+RELEASES = PLANNER / "calibration" / "releases.py"
 CORE = [path for path in sorted(PLANNER.rglob("*.py")) if "tables" not in path.relative_to(PLANNER).parts]
 SOURCES = r"vTrain|MLPerf|SimuMax|SC21|Korthikanti|dracooci|sail-sg|dgxc|verification card|contracts\.md|\b[ms]\d{4}\b"
 
@@ -25,8 +26,21 @@ def test_the_core_does_not_import_the_readers_of_benchmark_rows():
 
 
 def test_the_core_has_no_word_about_the_source_of_a_row():
-    lines = [(path.name, line) for path in CORE for line in path.read_text().splitlines()]
+    lines = [(path.name, line) for path in CORE if path != RELEASES for line in path.read_text().splitlines()]
     assert [line for line in lines if re.search(SOURCES, line[1])] == []
+
+
+def test_only_one_file_names_releases_of_the_software():
+    """Strings that select by release; sources in docstrings may name one."""
+    named = re.compile(r"\d\d\.\d\d|NeMo 2\d")
+    found = []
+    for path in (*CORE, *sorted((PLANNER / "tables").glob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            compared = [*node.comparators, node.left] if isinstance(node, ast.Compare) else []
+            keys = node.keys if isinstance(node, ast.Dict) else []
+            texts = [part.value for part in (*compared, *keys) if isinstance(part, ast.Constant)]
+            found += [(path.name, text) for text in texts if isinstance(text, str) and named.search(text)]
+    assert {name for name, _ in found} <= {RELEASES.name}
 
 
 def test_no_gpu_or_generation_is_compared_by_its_name():

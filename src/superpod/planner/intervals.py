@@ -77,7 +77,7 @@ def _tables() -> dict[str, Any]:
     return config_files.read_toml(FILE)
 
 
-def text(seconds: float, low: float, high: float) -> str:
+def text(seconds: float, low: float, high: float, unit: str = " s") -> str:
     """Return a time with its interval, to three digits of the time: `14.4 s (13.1-16.2)`."""
     digits = max(0, 2 - int(np.floor(np.log10(seconds)))) if seconds > 0 else 0
-    return f"{seconds:.{digits}f} s ({low:.{digits}f}-{high:.{digits}f})"
+    return f"{seconds:.{digits}f}{unit} ({low:.{digits}f}-{high:.{digits}f})"

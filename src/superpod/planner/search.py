@@ -82,7 +82,7 @@ class SearchResult:
     recompute_options: tuple[RecomputeOption, ...]
     """The options to which `fields["recompute_option"]` refers."""
     seconds: Array
-    """Step time."""
+    """Step time; infinite for layouts that need more than `MAX_TIMED` times the memory."""
     terms: dict[str, Array]
     """Term of the step time -> seconds."""
     reserved: Array
@@ -204,7 +204,7 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
 
     def cost(start: int) -> dict[str, Any]:
         at = order[start : start + BLOCK]
-        return _cost_block(job, stages, {key: column[at] for key, column in fields.items()})
+        return _cost_block(job, stages, _at(fields, at))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
         parts = list(pool.map(cost, range(0, len(order), BLOCK)))
@@ -218,11 +218,23 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
 
 def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     columns = stages.columns(fields["split"], fields)
-    step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
     bytes_of = {"allocated": peak.allocated, "needed": peak.needed, "reserved": peak.reserved}
     max_bytes = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
-    return {"seconds": step.seconds, **max_bytes, **step.terms}
+    timed = np.flatnonzero(max_bytes["reserved"] <= MAX_TIMED * memory.limit(job))
+    seconds = np.full(len(fields["split"]), np.inf)
+    terms = {name: np.zeros(len(seconds)) for name in steptime.TERMS}
+    if len(timed):
+        step = steptime.step(job, stages.columns(fields["split"][timed], _at(fields, timed)))
+        seconds[timed] = step.seconds
+        for name, part in step.terms.items():
+            terms[name][timed] = part
+    return {"seconds": seconds, **max_bytes, **terms}
+
+
+MAX_TIMED = 1.5
+"""Reserved bytes relative to the limit up to which a layout's step time is computed: layouts that miss by more are never
+shown, and most of a large search are."""
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
@@ -410,5 +422,8 @@ def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Col
 
 
 def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:
-    kept_rows = np.flatnonzero(mask)
-    return {key: c[kept_rows] for key, c in columns.items()}
+    return _at(columns, np.flatnonzero(mask))
+
+
+def _at(columns: dict[str, Column], rows: Column) -> dict[str, Column]:
+    return {key: column[rows] for key, column in columns.items()}

@@ -15,7 +15,7 @@ def test_plan_ranks_and_explains_layouts(recipes_cli):
     assert "legal layouts" in lines[0]
     assert "fit" in lines[0]
     assert lines[1].startswith("layout")
-    seconds = [float(line.split()[-5]) for line in lines[2:5]]
+    seconds = [float(line.split()[-6]) for line in lines[2:5]]
     assert seconds == sorted(seconds)
     assert "of the step" in text
     assert "the textbook rules choose" in text

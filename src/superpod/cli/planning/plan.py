@@ -147,7 +147,7 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
     from superpod.planner import intervals, plans
     from superpod.planner.hardware import GIB
 
-    titles = ["layout", "precision", "step s (80 %)", "tokens/s/GPU", "MFU %", "GiB reserved", "bubble %"]
+    titles = ["layout", "precision", "step s", "tokens/s/GPU", "MFU %", "GiB", "bubble %"]
     rows = []
     labels = _layout_labels([search.layout(i) for _, search, i in shown])
     for label, (precision, search, i) in zip(labels, shown, strict=True):
@@ -164,7 +164,7 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
         if search.tight[i]:
             label += ", tight"
         low, high = (float(factor) * seconds for factor in intervals.from_job(job).time_factors(job.gpus))
-        rows.append([label, precision, f"{seconds:.3f} ({low:.3g}-{high:.3g})", *texts])
+        rows.append([label, precision, intervals.text(seconds, low, high, unit=""), *texts])
     if not with_precision:
         for row in (titles, *rows):
             del row[1]

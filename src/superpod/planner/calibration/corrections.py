@@ -17,6 +17,8 @@ GROUPS = ("tp", "cp", "ep", "send", "dp")
 FAR_LATENCIES = ("tp_hops", "cp_hops", "ep_hops", "send_far_s", "dp_step_s")
 """Constants that are latencies between nodes."""
 
+EXPERTS = ("expert", "expert_cast", "expert_kernels", "sorting")
+"""Constants for the work of routed experts."""
 MEMORY = ("main_grads", "stream", "scores", "loss")
 """Constants for memory-bound operations."""
 
@@ -52,6 +54,7 @@ class Correction:
 CORRECTIONS = (
     Correction("general", "time of all GPU computation", 0.4, ("software",)),
     Correction("attention", "additional factor on the time of fused attention", 0.4, ("attention",)),
+    Correction("experts", "additional factor on the time of routed experts", 0.4, EXPERTS),
     Correction("memory", "additional factor on the time of memory-bound kernels", 0.5, MEMORY),
     Correction("launches", "CPU time of a kernel launch", 1.5, ("kernels", "expert_kernels")),
     Correction("queueing", "exponent of the smooth maximum of CPU launch time and GPU time", 0.5, ("queue",)),

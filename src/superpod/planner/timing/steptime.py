@@ -1,7 +1,7 @@
 """Predict the step time: compute roofline + exposed communication + pipeline schedule.
 
     step_cost.py  cost of a step at nominal peaks and bandwidths            (arithmetic)
-    calibration   achieved relative to nominal performance                  (data/calibration/*.toml)
+    calibration   achieved relative to nominal performance                  (data/calibration.toml)
     this module   applies the calibration, overlap, and the pipeline        (arithmetic)
 
 >>> from superpod.planner import columns
