@@ -233,8 +233,8 @@ def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> d
 
 
 MAX_TIMED = 1.5
-"""Reserved bytes relative to the limit up to which a layout's step time is computed: layouts that miss by more are never
-shown, and most of a large search are."""
+"""Reserved bytes relative to the limit up to which the step time of a layout is computed. Layouts beyond it are never
+shown, and they are most of a large search."""
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")

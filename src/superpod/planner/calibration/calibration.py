@@ -96,9 +96,9 @@ def with_hops(values: Mapping[str, Value]) -> dict[str, Value]:
     return {**values, **{f"{group}_hops": values[f"{group}_steps"] for group in ("tp", "cp", "ep")}}
 
 
-def bounded(values: Mapping[str, Value]) -> dict[str, Value]:
+def bounded(values: Mapping[str, Value]) -> dict[str, Any]:
     """Multiply the constants of computation by `software`, and apply the bounds to the result."""
-    result = dict(values)
+    result: dict[str, Any] = dict(values)
     software = result.pop("software")
     for name in COMPUTE:
         result[name] = result[name] * software
