@@ -86,14 +86,16 @@ _MAY_BE_ERROR = re.compile(
     re.IGNORECASE,
 )
 """A line that may report an error of any program; after it, the reported end of a training may not be normal."""
-_OUTSIDE = ("terminated", "cancelled", "connection_lost", "nccl_remote_gone")
-"""Causes of messages that are also printed when processes are ended after a normal training."""
+_OF_ENDED_PROCESSES = re.compile(
+    r"\*\*\* (?:STEP|JOB) |: Terminated$|TCPStore|Broken pipe|connection (?:reset|closed)", re.IGNORECASE
+)
+"""Messages that are also printed when processes are ended after a normal training."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _IN_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _QUOTED = re.compile(r"[\w.:'\"]*/\S*/\S*|\{.*\}")
 """Paths, URLs and printed dictionaries, which are not searched for topics."""
-_KEY = re.compile(r"^KeyError: \S+$")
+_KEY = re.compile(r"^KeyError: (?:\S+$|\()")
 """A missing key, which is also not searched for topics."""
 _CONTINUES = 14
 """Number of lines after an error that may belong to its message."""
@@ -252,13 +254,10 @@ class LogEvents:
 
     def _note_doubt(self, line: LogLine) -> None:
         """Record a line that may report an error, unless training reports its end in it or Python ignores the error."""
-        if line is self.finished or self._is_ignored or level_of(line.text):
+        text = line.text
+        if line is self.finished or self._is_ignored or level_of(text) or _OF_ENDED_PROCESSES.search(text):
             return
-        if not any(pattern.search(line.text) for pattern in (_SAYS_ERROR, _NAMES_ERROR, _MAY_BE_ERROR)):
-            return
-        lowered = line.text.lower()
-        causes = (cause.name for cause, pattern in _candidates(lowered) if pattern.matches(line.text, lowered))
-        if not any(cause in _OUTSIDE for cause in causes):
+        if _SAYS_ERROR.search(text) or _NAMES_ERROR.search(text) or _MAY_BE_ERROR.search(text):
             self.doubt = line
 
     def _record_step(self, line: LogLine) -> bool:
@@ -292,10 +291,12 @@ class LogEvents:
             self._match_patterns(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
 
         error = self.error_at_end
-        if error is None or "Traceback" in error.text:
+        if error is None:
             return
+        if "Traceback" in error.text and self._frames:  # cut off
+            error = replace(error, frame=self._frames[-1].lstrip("/"))
         if not any(e.is_error or e.sure > HINT or e.line.number == error.number for e in self.events):
-            self._add_error(error, LOGGER_PREFIX.sub("", error.text), is_matched=False)
+            self._add_error(error, LOGGER_PREFIX.sub("", error.text), is_matched="Traceback" in error.text)
 
     def _record_launcher_report(self, line: LogLine) -> bool:
         """Process a report from torchrun, srun or another launcher; return whether it is one."""

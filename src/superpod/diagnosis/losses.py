@@ -13,7 +13,7 @@ from statistics import median
 
 from superpod.diagnosis.log_lines import LogLine
 
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|NaN|inf|Inf))"
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|NaN|inf|Inf(?:inity)?))"
 _STEPS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -28,7 +28,8 @@ _STEPS = tuple(
 )
 _EPOCH = re.compile(r"\bepoch['\"]?[:= ]+\[?([\d.]+)", re.IGNORECASE)
 _LOSS = re.compile(
-    rf"(?<![\w-])(?:lm[ _]loss|reduced_train_loss|train(?:ing)?[_/ ]loss|loss)(?: value)?['\"]?\s*[:=]\s*{_NUMBER}",
+    rf"(?<![\w-])(?:lm[ _]loss|reduced_train_loss|train(?:ing)?[_/ ]loss|loss)(?: value)?"
+    rf"(?:['\"]?\s*[:=]\s*|\s(?:is\s)?){_NUMBER}",
     re.IGNORECASE,
 )
 _GRAD = re.compile(rf"grad(?:ient)?[ _]norm['\"]?\s*[:=]\s*{_NUMBER}", re.IGNORECASE)

@@ -157,30 +157,20 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, has_failed: bool 
         groups = []
 
     suspects = _drop_duplicates(_anomaly_finding(anomaly, base) for anomaly in anomalies)
-    lasting_causes = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
     if not has_failure and not has_failed:
-        return _judge_without_failure(suspects, lasting_causes, weak_groups, logs, base, is_done=has_failed is False)
+        if not suspects:
+            return _judge_normal_logs(weak_groups, logs, base, is_done=has_failed is False)
+        lasting_causes = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
+        suspects.sort(key=lambda finding: finding.name not in lasting_causes)
+        return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
     notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
     return replace(_judge_failure(groups, suspects, logs, base), notes=notes)
 
 
-def _judge_without_failure(
-    suspects: list[Finding],
-    lasting_events: set[str],
-    weak_groups: Sequence[_Group],
-    logs: Sequence[LogEvents],
-    base: Path | None,
-    *,
-    is_done: bool,
+def _judge_normal_logs(
+    weak_groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path | None, *, is_done: bool
 ) -> Verdict:
-    """Return the verdict on logs without a failure.
-
-    `suspects` are findings from losses and step times, of which those in `lasting_events` persist to the end;
-    `weak_groups` are causes in the last lines of a log, none of which reports a failure.
-    """
-    if suspects:
-        suspects.sort(key=lambda finding: finding.name not in lasting_events)
-        return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
+    """Return the verdict on logs without a failure or an abnormal loss; `weak_groups` are in their last lines."""
     end_line = next((log.finished for log in logs if log.finished), None)
     damage = next((log.damage for log in logs if log.damage), "")
     if end_line and not damage and not any(log.finished and log.doubt for log in logs):

@@ -206,7 +206,7 @@ CAUSES = (
         (
             Pattern("index out of range in self", sure=LIKELY),
             Pattern("srcindex < srcselectdimsize", sure=LIKELY),
-            Pattern("index out of bounds", r"(Assertion|Indexing|IndexKernel|ScatterGather|vectorized_gather)", LIKELY),
+            Pattern("index out of bounds", r"(Indexing|ScatterGather|vectorized_gather)", LIKELY),
             Pattern("t >= 0 && t < n_classes"),
             Pattern(
                 "vocab",

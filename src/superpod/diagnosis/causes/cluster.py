@@ -204,8 +204,7 @@ CAUSES = (
             Pattern("invalid generic resource"),
             Pattern("unable to confirm allocation"),
             Pattern("job/step already completing", sure=HINT),
-            Pattern("unable to contact slurm controller", sure=LIKELY),
-            Pattern("slurm_", r"Slurm (temporarily )?(unable|cannot|backup)|Unable to contact slurm", LIKELY),
+            Pattern("slurm", r"Slurm (temporarily )?(unable|cannot|backup)|Unable to contact slurm", LIKELY),
             Pattern("invalid job id specified", sure=LIKELY),
             Pattern("unrecognized option", r"(srun|sbatch)", any_level=True),
             Pattern("fatal:", r"^(srun|sbatch|salloc): fatal:", LIKELY),
@@ -261,8 +260,7 @@ CAUSES = (
             Pattern("command not found", any_level=True),
             Pattern("execve()", r"No such file|Permission|Exec format", any_level=True),
             Pattern("exec", r"(exec format error|executable file not found)"),
-            Pattern("exit code 127", sure=LIKELY),
-            Pattern("exited with exit code 126", sure=LIKELY),
+            Pattern("exit code 12", r"exit code 12[67]\b", LIKELY),
             Pattern("bad interpreter"),
             Pattern(
                 "no such file or directory", r"(^(/usr/bin/)?env:|/bin/(ba)?sh:|exec:|execvp|couldn't (exec|chdir))"

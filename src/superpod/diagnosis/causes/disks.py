@@ -52,8 +52,7 @@ CAUSES = (
         "a shared file system failed or was unavailable",
         "check the file system on that node (df, dmesg | grep -iE 'nfs|lustre|gpfs'); then resume",
         (
-            Pattern("stale file handle"),
-            Pattern("stale nfs file handle"),
+            Pattern("stale ", r"stale (NFS )?file handle"),
             Pattern("input/output error"),
             Pattern("transport endpoint is not connected"),
             Pattern("cannot send after transport endpoint shutdown"),

@@ -335,7 +335,7 @@ CAUSES = (
         (
             Pattern("exitcode", r"exitcode\s*[:=]\s*-6\b", LIKELY),
             Pattern("sigabrt", sure=LIKELY),
-            Pattern("aborted", r"tasks? [\d,-]+: Aborted|^Aborted( \(core dumped\))?$|\d+ Aborted ", LIKELY),
+            Pattern("aborted", r"(tasks? [\d,-]+|Signal): Aborted|^Aborted( \(core dumped\))?$|\d+ Aborted ", LIKELY),
             Pattern("fatal python error: aborted", sure=LIKELY),
             Pattern("terminate called", r"terminate called (after throwing|without an active)", HINT),
             Pattern("exit code 134", sure=LIKELY),

@@ -22,8 +22,9 @@ CAUSES = (
             Pattern("cuda failure", r"Cuda failure (2|'?out of memory)"),
             Pattern(
                 "out of memory",
-                r"RESOURCE_EXHAUSTED|Triton Error|Internal: out of|cudaErrorMemoryAllocation|cudaMalloc\w* failed",
+                r"Triton Error|Internal: out of|cudaErrorMemoryAllocation|cudaMalloc\w* failed",
             ),
+            Pattern("resource_exhausted", r"\balloc|memory"),
             Pattern("out of memory", r"\b(HIP|NPU|XPU|HPU|MUSA) out of memory"),
         ),
     ),

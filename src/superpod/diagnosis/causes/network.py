@@ -16,7 +16,6 @@ CAUSES = (
         "`recipes why` reads",
         (
             Pattern("collective operation timeout", sure=LIKELY),
-            Pattern("worknccl(", r"ran for \d+ milliseconds before timing out", sure=LIKELY),
             Pattern("timed out in monitoredbarrier", sure=LIKELY),
             Pattern("some nccl operations have failed or timed out", sure=LIKELY),
             Pattern("failed to pass monitoredbarrier", sure=LIKELY),
@@ -198,15 +197,12 @@ CAUSES = (
         "counters find "
         "the cable; exclude the node until it is repaired",
         (
-            Pattern("got completion from peer", r"status=\d+", any_level=True, sure=LIKELY),
             Pattern("got completion", r"NET/IBP?\s?: Got completion .*(error|status)", any_level=True, sure=LIKELY),
-            Pattern("vendor err", r"NET/IB", any_level=True, sure=LIKELY),
             Pattern(
                 "net/ib", r"Got async (fatal )?event ?: ?(port error|.*fatal|QP|device)", any_level=True, alone=False
             ),
             Pattern("ibv_wc_retry_exc_err", any_level=True, sure=LIKELY),
-            Pattern("transport retry counter exceeded", any_level=True, sure=LIKELY),
-            Pattern("rnr retry counter exceeded", any_level=True, sure=LIKELY),
+            Pattern("retry count", r"\b(transport|rnr) retry count(er)? exceeded", any_level=True, sure=LIKELY),
             Pattern("ibv_poll_cq", r"fail|error", any_level=True, sure=LIKELY),
             Pattern(
                 "mlx5",
@@ -242,6 +238,7 @@ CAUSES = (
             Pattern("failed to initialize any net plugin", any_level=True),
         ),
         follows=("locked_memory_limit",),
+        message_topics=r"\b(mlx\d|ibv|UCX)(?![a-z])|\bInfiniBand\b|\bRoCE\b",
     ),
     Cause(
         "network_interface",

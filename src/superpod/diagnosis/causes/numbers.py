@@ -13,12 +13,13 @@ CAUSES = (
         "batch; use "
         "bf16 instead of fp16; `recipes rehearse NAME` compares the layout with a single rank",
         (
-            Pattern("found nan in"),
-            Pattern("found inf in"),
-            Pattern("unexpected result nan"),
-            Pattern("unexpected result inf"),
+            Pattern("found ", r"found (nan|inf) in"),
+            Pattern("unexpected result", r"result (nan|inf)"),
             Pattern(
-                "nan", r"\b\w*loss['\"]?\s*(is|was|became|:|=|->)?\s*(not a number|nan|inf)\b", LIKELY, any_level=True
+                "nan",
+                r"\b\w*loss['\"]?\s*(is|was|became|:|=|->)?\s*(not a number|nan|inf(inity)?)\b",
+                LIKELY,
+                any_level=True,
             ),
             Pattern("nan", r"\b(nan|NaN|inf) (loss|gradients?|grad norm)\b(?! (check|iterations|in_|and))", LIKELY),
             Pattern("loss is not a number"),

@@ -57,7 +57,6 @@ CAUSES = (
             Pattern("failed to resolve", r"(http|url|host|name|huggingface)", LIKELY),
             Pattern("could not resolve host"),
             Pattern("temporary failure in name resolution", sure=LIKELY),
-            Pattern("readtimeouterror", sure=LIKELY),
             Pattern("read timed out", sure=LIKELY),
             Pattern(
                 "rror",
@@ -129,11 +128,11 @@ CAUSES = (
             Pattern("cannot import name", sure=LIKELY),
             Pattern("importerror", r"ImportError: (?!.*No module named).*(version|GLIBC|GLIBCXX|incompatible)", LIKELY),
             Pattern("glibc", r"version `GLIBC\S*' not found"),
-            Pattern("numpy.dtype size changed"),
-            Pattern("numpy is not available"),
             Pattern("cuda setup failed despite", sure=LIKELY),
             Pattern(
-                "numpy", r"(compiled using NumPy 1|numpy\.core\.multiarray failed|module 'numpy' has no attribute)"
+                "numpy",
+                r"(compiled using NumPy 1|numpy\.core\.multiarray failed|module 'numpy' has no attribute"
+                r"|numpy\.dtype size changed|numpy is not available)",
             ),
             Pattern("has no attribute", r"AttributeError: (partially initialized )?module '", LIKELY),
             Pattern("attributeerror", r"AttributeError: (?!'NoneType').*(has no attribute|can't set attribute)", HINT),
@@ -165,7 +164,7 @@ CAUSES = (
             Pattern("loading a dataset cached in a localfilesystem is not supported"),
         ),
         follows=("driver", "missing_package"),
-        topics=r"\b(version|deprecat\w+|upgrade|downgrade)\b|<module>: (from|import) |\bimportlib\b",
+        topics=r"\b(version|deprecat\w+|upgrade|downgrade|failed to import)\b|<module>: (from|import) |\bimportlib\b",
     ),
     Cause(
         "wrong_option",
@@ -186,7 +185,7 @@ CAUSES = (
             Pattern("error: argument", r"(invalid|expected|required|choice)"),
             Pattern("the following arguments are required"),
             Pattern("invalid choice"),
-            Pattern("no such option", any_level=True),
+            Pattern("no such ", r"no such (option|command)\b", any_level=True),
             Pattern("is not in struct", any_level=True),
             Pattern("full_key:", sure=LIKELY, any_level=True),
             Pattern("omegaconf.errors", sure=LIKELY),
@@ -200,7 +199,6 @@ CAUSES = (
             Pattern("validation error", r"validation error( for|:)", LIKELY),
             Pattern("extra inputs are not permitted", sure=LIKELY),
             Pattern("has no field"),
-            Pattern("no such command"),
             Pattern("invalid value for"),
             Pattern("invalid literal for int()", sure=LIKELY),
             Pattern("misconfigurationexception", sure=LIKELY),
@@ -261,6 +259,7 @@ CAUSES = (
             ),
             Pattern("nvrtc", r"(error|fail)", LIKELY),
             Pattern("llvm error", sure=LIKELY),
+            Pattern("error: '", r"error: '\w+\.\w+' op ", LIKELY),
             Pattern("error:", r"\.(h|hpp|hh|cuh?|cc|cpp|inc)(:\d+|\(\d+\))+: (fatal )?error:"),
             Pattern("command '['gcc", sure=LIKELY),
             Pattern("calledprocesserror", r"(gcc|g\+\+|nvcc|cc1plus|/cc|ninja|clang)"),
@@ -274,10 +273,8 @@ CAUSES = (
         "an object cannot be pickled for another process",
         "do not pass lambdas or local functions to data workers and spawned processes",
         (
-            Pattern("can't pickle"),
-            Pattern("cannot pickle"),
+            Pattern(" pickle", r"(can't|cannot|could not) pickle"),
             Pattern("can't get attribute", sure=LIKELY),
-            Pattern("could not pickle"),
         ),
         message_topics=r"\bpickl\w+",
     ),
