@@ -1,7 +1,7 @@
 """nemotron4_15b_pretrain_h100_bf16
 
 Nemotron 4 15B: dense, squared ReLU, GQA with 8 groups. Pretraining in bf16 on 1 x 8 h100: TP2 PP2
-SP, mbs 2, global batch size 1024, sequence length 4096. Predicted: 87.9 s per step, 68 GiB of
+SP, mbs 2, global batch size 1024, sequence length 4096. Predicted: 91.8 s per step, 68 GiB of
 memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0;
 process groups and schedule not checked).
 
@@ -223,7 +223,7 @@ def recipe() -> run.Partial:
     return run.Partial(
         llm.pretrain,
         model=model(),
-        data=data(),
+        data=data(),  # `requests/resolve.py` replaces it if there is a data folder.
         trainer=trainer(),
         log=log(),
         resume=resume(),
