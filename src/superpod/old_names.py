@@ -47,10 +47,10 @@ class OldNames(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Replace the empty module that the import system created by the module with the new name."""
-        old = module.__name__
-        new = f"superpod.{NEW_NAMES[old.removeprefix('superpod.')]}"
-        warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
-        sys.modules[old] = importlib.import_module(new)
+        old_name = module.__name__
+        new_name = f"superpod.{NEW_NAMES[old_name.removeprefix('superpod.')]}"
+        warnings.warn(f"{old_name} is now {new_name}", DeprecationWarning, stacklevel=2)
+        sys.modules[old_name] = importlib.import_module(new_name)
 
 
 def install() -> None:

@@ -63,7 +63,7 @@ def test_the_corpus_is_what_the_issue_asks_for():
     assert all(re.match(r"PROVOKED .|AFTER https://github\.com/\S+/(issues|pull)/\d+$", source) for _, source in heads)
     assert len(causes.ALL) >= 50
     assert len(set(failed) - {UNKNOWN}) >= 50
-    assert set(failed) - {UNKNOWN} <= set(causes.BY_NAME)
+    assert set(failed) - {UNKNOWN} <= set(causes.CAUSES_BY_NAME)
 
 
 def test_the_commands_of_the_fixes_are_verbs():
@@ -80,9 +80,9 @@ def test_the_commands_of_the_fixes_are_verbs():
 
 
 def test_the_table_of_causes_holds_together():
-    assert len(causes.BY_NAME) == len(causes.ALL)
+    assert len(causes.CAUSES_BY_NAME) == len(causes.ALL)
     for cause in causes.ALL:
-        assert set(cause.follows) <= {*causes.BY_NAME, log_events.ERROR_OF_PROGRAM} - {cause.name}, cause.name
+        assert set(cause.follows) <= {*causes.CAUSES_BY_NAME, log_events.ERROR_OF_PROGRAM} - {cause.name}, cause.name
         assert cause.means[0].islower() or cause.means[:2] in ("NC", "CU", "Sl", "In", "NV", "/d", "GP"), cause.means
         for sign in cause.patterns:
             assert sign.phrase == sign.phrase.lower(), sign

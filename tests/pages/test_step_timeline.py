@@ -43,7 +43,7 @@ def test_the_passes_add_up_to_the_plan(layout):
     terms = {key: float(part) for key, part in plan.terms.items()}
     passes = run.micro_batches * (run.layout.vp or 1)
     both = [
-        {key: passes * (f.get(key, 0.0) + b.get(key, 0.0)) for key in step_timeline.IN_PASS}
+        {key: passes * (f.get(key, 0.0) + b.get(key, 0.0)) for key in step_timeline.PASS_TERMS}
         for f, b in zip(step.passes["forward"], step.passes["backward"], strict=True)
     ]
     slowest = max(both, key=lambda parts: sum(parts.values()))

@@ -145,8 +145,8 @@ def _report_unexpected(error: Exception) -> int:
     import traceback
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or "while writing"
-        _print_error(f"{error.strerror} ({where})", "free some disk space, then run the command again")
+        location = error.filename or "while writing"
+        _print_error(f"{error.strerror} ({location})", "free some disk space, then run the command again")
         return 1
     if isinstance(error, ModuleNotFoundError) and _report_missing_nemo(error):
         return 2

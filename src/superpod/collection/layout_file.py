@@ -92,10 +92,10 @@ def with_recipe(text: str, file: str, suffix: str, layouts: Mapping[int, Layout]
         raise UserError(message, f"write it on one line: {layout_text.EXAMPLE}")
     comments = _comments([lines[n] for n in replaced_lines])
     new_lines = [*comments, *layout_text.entry_lines(suffix, layouts, saves, entry.facts if entry else None)]
-    at = replaced_lines[0] if replaced_lines else _start_of_comments(lines, first_section)
-    before = [line for n, line in enumerate(lines[:at]) if n not in replaced_lines]
-    after = [line for n, line in enumerate(lines[at:], start=at) if n not in replaced_lines]
-    return "\n".join([*before, *new_lines, *after]) + "\n"
+    insert_at = replaced_lines[0] if replaced_lines else _start_of_comments(lines, first_section)
+    lines_before = [line for n, line in enumerate(lines[:insert_at]) if n not in replaced_lines]
+    lines_after = [line for n, line in enumerate(lines[insert_at:], start=insert_at) if n not in replaced_lines]
+    return "\n".join([*lines_before, *new_lines, *lines_after]) + "\n"
 
 
 def _comments(lines: Sequence[str]) -> list[str]:

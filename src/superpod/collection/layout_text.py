@@ -96,23 +96,23 @@ def _read_old_format(content: Mapping[str, Any], text: str, file: str) -> Iterat
     if set(content) != {"layouts"} or not isinstance(groups, list) or len(groups) != len(found):
         raise UserError(f"{file}: 'layouts' is not the name of a recipe", f"write one line per recipe: {EXAMPLE}")
     for table, place in zip(groups, found, strict=True):
-        where = f"{file}:{place.line}"
+        location = f"{file}:{place.line}"
         names, sizes = table.get("recipes"), table.get("nodes")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{where}: 'recipes' is missing", 'list their names: recipes = ["pretrain_h100_bf16"]')
+            raise UserError(f"{location}: 'recipes' is missing", 'list their names: recipes = ["pretrain_h100_bf16"]')
         if not isinstance(sizes, dict) or not sizes:
-            raise UserError(f"{where}: 'nodes' is missing", f"write one layout per size: {OLD_FORMAT_EXAMPLE}")
+            raise UserError(f"{location}: 'nodes' is missing", f"write one layout per size: {OLD_FORMAT_EXAMPLE}")
         other_entries = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
         for name in names:
             yield name, other_entries | sizes, place
 
 
 def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
-    where = f"{file}:{place.line}"
+    location = f"{file}:{place.line}"
     if not isinstance(table, dict):
-        raise UserError(f"{where}: {name} is not a recipe with layouts", f"example: {EXAMPLE}")
+        raise UserError(f"{location}: {name} is not a recipe with layouts", f"example: {EXAMPLE}")
     facts = {key: value for key, value in table.items() if key in FACTS}
-    _check_facts(facts, where)
+    _check_facts(facts, location)
     layouts: dict[int, Layout] = {}
     saves: dict[int, int] = {}
     lines: dict[int, int] = {}
@@ -131,7 +131,7 @@ def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
         lines |= dict.fromkeys(sizes, line)
         saves |= steps
     if not layouts:
-        raise UserError(f"{where}: {name} has no layout", f"example: {EXAMPLE}")
+        raise UserError(f"{location}: {name} has no layout", f"example: {EXAMPLE}")
     layouts, saves = dict(sorted(layouts.items())), dict(sorted(saves.items()))
     return Entry(name, layouts, saves, file, place.line, lines, facts)
 
@@ -145,8 +145,8 @@ def _check_facts(facts: Mapping[str, Any], where: str) -> None:
             raise UserError(f"{where}: {key} must be a string, not {facts[key]!r}")
     stated_keys = [key for key in ("task", "gpu", "precision") if key in facts]
     if 0 < len(stated_keys) < 3:
-        missing = [key for key in ("task", "gpu", "precision") if key not in facts]
-        message = f"{where}: {' and '.join(stated_keys)} set without {' and '.join(missing)}"
+        missing_keys = [key for key in ("task", "gpu", "precision") if key not in facts]
+        message = f"{where}: {' and '.join(stated_keys)} set without {' and '.join(missing_keys)}"
         raise UserError(message, "set all of task, gpu and precision, or none of them")
 
 
@@ -250,8 +250,8 @@ def old_places(text: str) -> list[Place]:
 
 def written_fields(layout: Layout) -> dict[str, Any]:
     """Return the fields that are written to a file: those that differ from the default, and the global batch size."""
-    different = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != f.default}
-    return different | {"gbs": layout.gbs}
+    changed_fields = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != f.default}
+    return changed_fields | {"gbs": layout.gbs}
 
 
 def entry_lines(

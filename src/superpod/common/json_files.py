@@ -71,12 +71,12 @@ def _overwrite(path: Path, text: bytes) -> None:
         text = text.rstrip(b"\n").ljust(facts.st_size - 1) + b"\n"
         if len(text) > facts.st_blocks * 512:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        before = os.pread(handle, len(text), 0)
+        old_text = os.pread(handle, len(text), 0)
         try:
             if os.pwrite(handle, text, 0) != len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            os.pwrite(handle, before, 0)
+            os.pwrite(handle, old_text, 0)
             os.ftruncate(handle, facts.st_size)
             raise
     finally:

@@ -40,12 +40,12 @@ def files(folders: Iterable[str]) -> dict[str, Path]:
 
 def display_name(path: Path) -> str | None:
     """Return the name of a file for display, such as `nemo2/build/partial.py`; None for files outside this project."""
-    real = path.resolve()
+    real_path = path.resolve()
     for name in INCLUDED:
         folder = included_folder(name).resolve()
-        if real.is_relative_to(folder):
-            return f"{name}/{real.relative_to(folder)}"
-    return str(real.relative_to(PACKAGE)) if real.is_relative_to(PACKAGE) else None
+        if real_path.is_relative_to(folder):
+            return f"{name}/{real_path.relative_to(folder)}"
+    return str(real_path.relative_to(PACKAGE)) if real_path.is_relative_to(PACKAGE) else None
 
 
 def find(name: str) -> Path | None:

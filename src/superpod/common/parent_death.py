@@ -66,9 +66,9 @@ class _ChildHooks:
         self.record_parent()
         if not self._sets_signal or "-c" not in command:
             return command
-        at = command.index("-c") + 1
+        index = command.index("-c") + 1
         begin = _SPAWNED.format(option=_PR_SET_PDEATHSIG, number=int(signal.SIGKILL), parent=self._parent)
-        return [*command[:at], begin + command[at], *command[at + 1 :]]
+        return [*command[:index], begin + command[index], *command[index + 1 :]]
 
 
 _hooks: _ChildHooks | None = None

@@ -25,7 +25,7 @@ def note(text: str) -> None:
 @contextlib.contextmanager
 def watch() -> Iterator[Callable[[], str]]:
     """Yield a function that returns the latest stage recorded by this process or its children; "" before the first."""
-    before = os.environ.get(VARIABLE)
+    old_value = os.environ.get(VARIABLE)
     with tempfile.TemporaryDirectory(prefix="recipes-stage-") as folder:
         path = Path(folder, "stage")
         os.environ[VARIABLE] = str(path)
@@ -40,5 +40,5 @@ def watch() -> Iterator[Callable[[], str]]:
             yield newest
         finally:
             os.environ.pop(VARIABLE, None)
-            if before is not None:
-                os.environ[VARIABLE] = before
+            if old_value is not None:
+                os.environ[VARIABLE] = old_value

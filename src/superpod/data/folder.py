@@ -261,8 +261,8 @@ def check_hub_name(tokenizer: str, where: str) -> None:
 
 def name_in_folder(path: str | Path, folder: Path) -> str:
     """Return a path for dataset.json: relative to the folder if it is inside, otherwise absolute."""
-    full = Path(os.path.abspath(path))
-    return str(full.relative_to(folder)) if full.is_relative_to(folder) else str(full)
+    full_path = Path(os.path.abspath(path))
+    return str(full_path.relative_to(folder)) if full_path.is_relative_to(folder) else str(full_path)
 
 
 def _sequences(prefix: Path) -> int:

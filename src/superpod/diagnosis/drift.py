@@ -20,11 +20,11 @@ def alarm(lines: list[JsonObject], share: float = SHARE) -> str:
     Medians are compared, so a save or a single slow step is not reported.
     """
     steady: list[JsonObject] = []
-    before = None
+    last_attempt = None
     for line in lines:
-        if line.get("attempt") == before and is_number(line.get("step_time_s")):
+        if line.get("attempt") == last_attempt and is_number(line.get("step_time_s")):
             steady.append(line)
-        before = line.get("attempt")
+        last_attempt = line.get("attempt")
     if len(steady) < 2 * WINDOW:
         return ""
     first = statistics.median(line["step_time_s"] for line in steady[:WINDOW])

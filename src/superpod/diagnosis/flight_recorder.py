@@ -19,7 +19,7 @@ from pathlib import Path
 from superpod.common.json_files import JsonObject, refuse_special
 from superpod.common.redaction import redact_text
 from superpod.common.units import format_ranks
-from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE
+from superpod.diagnosis.causes import CAUSES_BY_NAME, CERTAIN, CONFIDENCE
 from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, UNKNOWN, Evidence, Finding, Verdict, shown_path
 
 MAX_BYTES = 256 << 20
@@ -221,8 +221,8 @@ def _mismatch_finding(
     usual_signature = kinds.most_common(1)[0][0]
     odd_ranks = sorted(rank for rank, entry in here.items() if _signature(entry) != usual_signature)
     entry = here[odd_ranks[0]]
-    where = f"collective {number} of group {group.name}{_format_description(group)}"
-    detail = f"{where}: {format_ranks(odd_ranks)} called {_signature(entry)}, the others {usual_signature}"
+    location = f"collective {number} of group {group.name}{_format_description(group)}"
+    detail = f"{location}: {format_ranks(odd_ranks)} called {_signature(entry)}, the others {usual_signature}"
     return _make_finding("collective_mismatch", detail, odd_ranks, entry, by_rank[odd_ranks[0]], base)
 
 
@@ -237,8 +237,8 @@ def _missing_ranks_finding(
 ) -> Finding:
     entry = here[waiting_ranks[0]]
     call = str(entry.get("profiling_name", "?"))
-    where = f"collective {number} ({call}) of group {group.name}{_format_description(group)}"
-    detail = f"{format_ranks(absent_ranks)} did not reach {where}, in which {len(waiting_ranks)} were waiting"
+    location = f"collective {number} ({call}) of group {group.name}{_format_description(group)}"
+    detail = f"{format_ranks(absent_ranks)} did not reach {location}, in which {len(waiting_ranks)} were waiting"
     with_dump = [rank for rank in absent_ranks if rank in by_rank and by_rank[rank].entries]
     if with_dump:
         last = by_rank[with_dump[0]].entries[-1]
@@ -253,7 +253,7 @@ def _missing_ranks_finding(
 def _make_finding(
     cause: str, detail: str, ranks: list[int], entry: JsonObject, dump: Dump, base: Path | None
 ) -> Finding:
-    record = BY_NAME[cause]
+    record = CAUSES_BY_NAME[cause]
     call, state = entry.get("profiling_name", "?"), entry.get("state", "?")
     text = f"rank {dump.rank}: {call} is {state}, called at {_call_site(entry) or '?'}"
     evidence = Evidence(shown_path(dump.path, base), 0, redact_text(text), dump.rank)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from superpod.diagnosis.causes import (
     ALL,
-    BY_NAME,
+    CAUSES_BY_NAME,
+    CAUSES_WITH_TOPICS,
     ECHO,
     HINT,
     LIKELY,
     PROGRAM,
-    WITH_TOPIC,
     Cause,
     Pattern,
     find_by_topic,
@@ -63,7 +63,7 @@ _SAYS_FINISHED = re.compile(
     r"|\bexit(?:ed)?(?: with)?(?: exit)?[ _]code:? 0\b"
 )
 """Lines that a script may print even if the training failed."""
-_OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
+_STEP_OF_TOTAL = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
 """A step and the total number of steps: if they are equal, training has ended."""
 _SAYS_ERROR = re.compile(
     r"Error response from|Non-OK-status|\bCheck failed: "
@@ -91,7 +91,7 @@ _OF_ENDED_PROCESSES = re.compile(
 )
 """Messages that are also printed when processes are ended after a normal training."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
-_IN_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
+_DURING_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _QUOTED = re.compile(r"[\w.:'\"]*/\S*/\S*|\{.*\}")
 """Paths, URLs and printed dictionaries, which are not searched for topics."""
@@ -105,7 +105,7 @@ _ENDS_OTHERS = re.compile(
     r"^srun: error|sigkill_handler\] Killing subprocess|Sending process \d+ closing signal SIGTERM"
 )
 _ENDED_STEP = re.compile(r"^slurmstepd: error: \*\*\* (?:STEP|JOB) \S+ ON")
-_BY_SIGNAL = ("rank_killed", "rank_crashed")
+_SIGNAL_CAUSES = ("rank_killed", "rank_crashed")
 """Causes whose patterns match reports that a signal killed a process."""
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _EXIT_CODE = re.compile(
@@ -113,7 +113,7 @@ _EXIT_CODE = re.compile(
     r")\s*[:=]?\s*(?!0\b)(-?\d+)",
     re.IGNORECASE,
 )
-_BY_FIRST: dict[str, list[tuple[Cause, Pattern]]] = {}
+_CAUSES_BY_FIRST: dict[str, list[tuple[Cause, Pattern]]] = {}
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class LogEvents:
             self._frames = []
             if not self._is_ignored:
                 self._error_line = line
-        if _IN_HANDLING.search(text) and line.rank in self._errors:
+        if _DURING_HANDLING.search(text) and line.rank in self._errors:
             self._handled.setdefault(line.rank, []).append(self._errors.pop(line.rank))
         if line.number == self._skip and text.startswith("    "):
             self._source = text.strip()
@@ -266,7 +266,7 @@ class LogEvents:
         is_step = self.series.add_line(line)
         if self.series.runs > runs:
             self.finished = None
-        steps = _OF_STEPS.search(line.text)
+        steps = _STEP_OF_TOTAL.search(line.text)
         if steps and steps[1] == steps[2]:
             self._record_end(line)
         return is_step
@@ -426,14 +426,14 @@ class LogEvents:
             return False
         if not is_matched and not GENERIC_ERROR.search(error):
             message = "" if _KEY.search(error) else _QUOTED.sub("", error)
-            cause = find_by_topic(WITH_TOPIC, message, self._frames)
+            cause = find_by_topic(CAUSES_WITH_TOPICS, message, self._frames)
             if cause:
                 self._add(cause.name, HINT, True, line, True)
         self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
         return True
 
     def _add(self, cause: str, sure: int, is_alone: bool, line: LogLine, is_error: bool, error: str = "") -> None:
-        if cause in _BY_SIGNAL and sure > PASSING:
+        if cause in _SIGNAL_CAUSES and sure > PASSING:
             self.fatal = line
         rank = line.rank
         if rank is None and self._block_rank is not None and _EXIT.match(line.text):
@@ -442,8 +442,8 @@ class LogEvents:
         self._counts[key] = self._counts.get(key, 0) + 1
         event = Event(cause, sure, is_alone, line, is_error, self.lines, rank, error)
         if self._counts[key] > MAX_EVENTS:
-            at = max(i for i, e in enumerate(self.events) if (e.cause, e.rank) == key)
-            del self.events[at]
+            index = max(i for i, e in enumerate(self.events) if (e.cause, e.rank) == key)
+            del self.events[index]
         self.events.append(event)
 
     def is_recovered(self, event: Event) -> bool:
@@ -479,13 +479,13 @@ def _module(file: str) -> str:
 
 
 def _depth(cause: str) -> int:
-    return BY_NAME[cause].depth if cause in BY_NAME else PROGRAM
+    return CAUSES_BY_NAME[cause].depth if cause in CAUSES_BY_NAME else PROGRAM
 
 
 def _candidates(lowered: str) -> list[tuple[Cause, Pattern]]:
     """Return the patterns whose phrases may be in a line, based on the first three letters of the phrase."""
-    if not _BY_FIRST:
+    if not _CAUSES_BY_FIRST:
         for cause in ALL:
             for pattern in cause.patterns:
-                _BY_FIRST.setdefault(pattern.phrase[:3], []).append((cause, pattern))
-    return [pair for start, pairs in _BY_FIRST.items() if start in lowered for pair in pairs]
+                _CAUSES_BY_FIRST.setdefault(pattern.phrase[:3], []).append((cause, pattern))
+    return [pair for start, pairs in _CAUSES_BY_FIRST.items() if start in lowered for pair in pairs]

@@ -136,15 +136,15 @@ def scan(path: Path, examine: Examine, tail: int = 0) -> int | None:
                 continue
             is_informative = False
             for text in _split_messages(line):
-                at = time_of(text) or last
+                time = time_of(text) or last
                 rank, text = _strip_prefixes(text, has_labels)
                 if rank is None:
                     rank = file_rank
                 if rank is None:
                     rank = own_rank(text)
-                before = raw[index - 1][-MAX_CHARS:] if index else b""
-                last = at
-                is_informative |= examine(LogLine(path, number + index, text, rank, at, _decode(before)))
+                previous_line = raw[index - 1][-MAX_CHARS:] if index else b""
+                last = time
+                is_informative |= examine(LogLine(path, number + index, text, rank, time, _decode(previous_line)))
             templates[template] = _next_count(line, count, is_informative)
         number += len(raw) - 1
     return number - 1 if pieces.is_damaged else None
@@ -221,8 +221,8 @@ def _json_message(text: str) -> str:
         return text
     for name in ("log", "message", "msg", "text"):
         if isinstance(record, dict) and isinstance(record.get(name), str):
-            when = record.get("time") or record.get("timestamp") or ""
-            return f"{when} {record[name]}".strip() if isinstance(when, str) else str(record[name])
+            time_text = record.get("time") or record.get("timestamp") or ""
+            return f"{time_text} {record[name]}".strip() if isinstance(time_text, str) else str(record[name])
     return text
 
 
@@ -233,7 +233,7 @@ def _strip_prefixes(text: str, is_labelled: bool) -> tuple[int | None, str]:
     if label:
         rank, text = int(label[1]), text[label.end() :]
     for _ in range(4):  # prefixes may be nested
-        before = text
+        old_text = text
         match = _STAMP.match(text)
         if match:
             text = text[match.end() :]
@@ -250,7 +250,7 @@ def _strip_prefixes(text: str, is_labelled: bool) -> tuple[int | None, str]:
             if named_rank:
                 rank = int(named_rank[1])
             text = text[match.end() :]
-        if text == before:
+        if text == old_text:
             break
     return rank, text
 

@@ -6,7 +6,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from superpod.diagnosis.causes import OF_MACHINE, Cause, Pattern
+from superpod.diagnosis.causes import MACHINE_CAUSES, Cause, Pattern
 from superpod.diagnosis.log_lines import LogLine
 
 ERROR = re.compile(
@@ -14,7 +14,7 @@ ERROR = re.compile(
     r"|Cancelled"
     r"|Fault|Expired|Warning|gaierror))(?::\s*(.*))?$"
 )
-_OF_VALUES = (
+_VALUE_ERRORS = (
     *("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "AssertionError"),
     *("NotImplementedError", "ZeroDivisionError"),
 )
@@ -92,8 +92,8 @@ def is_quoted(cause: Cause, pattern: Pattern, error: str) -> bool:
     while inner_error:  # `ValueError: OSError: [Errno 28] ...` re-raises an error
         name, message = inner_error[1], inner_error[2] or ""
         inner_error = ERROR.match(message) if message else None
-    is_of_values = name.rpartition(".")[2] in _OF_VALUES
-    return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(pattern.phrase)
+    is_of_values = name.rpartition(".")[2] in _VALUE_ERRORS
+    return is_of_values and cause.name in MACHINE_CAUSES and not message.lower().startswith(pattern.phrase)
 
 
 _STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")

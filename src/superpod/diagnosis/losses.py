@@ -256,10 +256,10 @@ class Series:
     def _find_nan(self) -> Anomaly | None:
         if self.first_bad and self.bad >= 1:
             step, loss = self.first_bad.step, self.first_bad.loss
-            before = ""
+            last_loss = ""
             if self.points:
-                before = f"; it was {self.points[-1].loss:.4g} at step {self.points[-1].step}"
-            message = f"the loss is {loss} since step {step}{before}"
+                last_loss = f"; it was {self.points[-1].loss:.4g} at step {self.points[-1].step}"
+            message = f"the loss is {loss} since step {step}{last_loss}"
             return Anomaly("loss_is_nan", message, self.first_bad.line)
         if self.last_bad_grad and self.bad_grads >= BAD_GRADS:
             message = f"the gradient norm is nan in {self.bad_grads} consecutive reports, up to step {self.highest}"
@@ -270,8 +270,10 @@ class Series:
         is_lasting = self.overflows >= MAX_OVERFLOWS or self.at_low_scales >= MAX_AT_LOW_SCALES
         if self.last_overflow is None or not is_lasting or self._has_recovered():
             return None
-        where = "at a loss scale that cannot decrease much further" if self.at_low_scales else "at every loss scale"
-        message = f"the last {self.overflows} steps were skipped because gradients overflow {where}"
+        scale_text = (
+            "at a loss scale that cannot decrease much further" if self.at_low_scales else "at every loss scale"
+        )
+        message = f"the last {self.overflows} steps were skipped because gradients overflow {scale_text}"
         return Anomaly("fp16_overflow", message, self.last_overflow)
 
     def _find_slow_data(self) -> Anomaly | None:
@@ -320,9 +322,9 @@ def _find_spike(points: Sequence[Point], losses: list[float]) -> Anomaly | None:
             largest_jump = max(largest_jump, (jump, i))
     if largest_jump[1] < 0:
         return None
-    at = points[largest_jump[1]]
-    message = f"the loss jumped by {largest_jump[0]:.3g} to {at.loss:.4g} at step {at.step}"
-    return Anomaly("loss_spike", message, at.line, lasts=False)
+    spike = points[largest_jump[1]]
+    message = f"the loss jumped by {largest_jump[0]:.3g} to {spike.loss:.4g} at step {spike.step}"
+    return Anomaly("loss_spike", message, spike.line, lasts=False)
 
 
 def _step_of(text: str) -> int | None:

@@ -14,7 +14,18 @@ from typing import Callable
 
 from superpod.common.redaction import redact_text, redact_with_context
 from superpod.diagnosis import oom
-from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
+from superpod.diagnosis.causes import (
+    CAUSES_BY_NAME,
+    CERTAIN,
+    CONFIDENCE,
+    ECHO,
+    ENDING,
+    GROUND,
+    HINT,
+    LIKELY,
+    PROGRAM,
+    Cause,
+)
 from superpod.diagnosis.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
 from superpod.diagnosis.log_lines import LogLine
 from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd, step_end
@@ -234,8 +245,8 @@ def _judge_known_root(
         if group.cause and group is not root and group not in other_groups and not group.lines <= root.lines
     ]
     known_causes = {finding.name, *(f.name for f in follows)}
-    more = [f for f in suspects if f.name not in known_causes]
-    others_found = (*(_make_finding(group, base) for group in other_groups), *more)
+    other_suspects = [f for f in suspects if f.name not in known_causes]
+    others_found = (*(_make_finding(group, base) for group in other_groups), *other_suspects)
     ended_with = evidence(root.ended_by, base) if root.ended_by else None
     return Verdict(FAILED, finding, tuple(follows), others_found, ended_with=ended_with)
 
@@ -254,7 +265,7 @@ def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
     groups = []
     for name, events in by_cause.items():
         was_first = name in ("rank_killed", "rank_crashed") and any(map(is_first, events))
-        groups.append(_Group(name, tuple(events), BY_NAME.get(name), was_first))
+        groups.append(_Group(name, tuple(events), CAUSES_BY_NAME.get(name), was_first))
     return groups
 
 
@@ -281,7 +292,7 @@ def _has_errors(logs: Sequence[LogEvents]) -> bool:
 
 
 def _is_echo(event: Event) -> bool:
-    return event.cause in BY_NAME and BY_NAME[event.cause].depth <= ECHO
+    return event.cause in CAUSES_BY_NAME and CAUSES_BY_NAME[event.cause].depth <= ECHO
 
 
 def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
@@ -375,7 +386,7 @@ def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
 
 
 def _make_finding(group: _Group, base: Path | None) -> Finding:
-    cause = group.cause or BY_NAME["rank_crashed"]
+    cause = group.cause or CAUSES_BY_NAME["rank_crashed"]
     events = sorted(group.events, key=lambda e: (-e.sure, e.line.at or 0.0, e.order))
     details = (_describe_event(event) for event in events)
     detail = next(filter(None, details), "") or _describe_hung_ranks(events)
@@ -499,7 +510,7 @@ def _first_tasks(logs: Sequence[LogEvents]) -> set[int | None]:
 
 
 def _anomaly_finding(anomaly: Anomaly, base: Path | None) -> Finding:
-    cause = BY_NAME[anomaly.cause]
+    cause = CAUSES_BY_NAME[anomaly.cause]
     confidence = CONFIDENCE[CERTAIN if anomaly.cause == "loss_is_nan" else LIKELY]
     return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(anomaly.line, base),), anomaly.message)
 

@@ -133,11 +133,11 @@ def require_memory(gib: float, what: str) -> None:
     """
     from superpod.rehearsal.training.forked_run import available_gib
 
-    have = available_gib()
-    if gib > have:
+    available = available_gib()
+    if gib > available:
         raise UserError(
             f"converting {what} takes about {gib:.0f} GiB of memory (the weights in a NeMo and a transformers model), "
-            f"but only {have:.0f} GiB are free",
+            f"but only {available:.0f} GiB are free",
             "convert on a node of a cluster: `recipes ckpt convert ... --cluster NAME`",
         )
 

@@ -82,10 +82,10 @@ def _python() -> Check:
 def _extra(name: str) -> Check:
     packages, enables = _EXTRAS[name]
     title, target = (name, ".") if name == "base" else (f"extra {name}", f"'.[{name}]'")
-    missing = [package for package in packages if not version_of(package)]
-    if missing:
+    missing_packages = [package for package in packages if not version_of(package)]
+    if missing_packages:
         fix = f"pip install -c constraints.txt -e {target}"
-        return Check(title, False, f"missing: {', '.join(missing)}", enables, fix)
+        return Check(title, False, f"missing: {', '.join(missing_packages)}", enables, fix)
     return Check(title, True, ", ".join(f"{package} {version_of(package)}" for package in packages[:4]), enables)
 
 
@@ -143,16 +143,20 @@ def _cores() -> Check:
 
 
 def _disk() -> Check:
-    free = shutil.disk_usage(Path.cwd()).free / GIB
-    return Check("disk", free >= 5, f"{free:.0f} GiB free in {Path.cwd()}", "checkpoints of a rehearsal: under 1 GiB")
+    free_gib = shutil.disk_usage(Path.cwd()).free / GIB
+    return Check(
+        "disk", free_gib >= 5, f"{free_gib:.0f} GiB free in {Path.cwd()}", "checkpoints of a rehearsal: under 1 GiB"
+    )
 
 
 def _slurm() -> Check:
     commands = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
-    missing = [name for name in commands if shutil.which(name) is None]
+    missing_commands = [name for name in commands if shutil.which(name) is None]
     enables = "submitting jobs from this machine"
-    if missing:
-        return Check("Slurm", False, f"missing: {', '.join(missing)}", enables, "use a login node of the cluster")
+    if missing_commands:
+        return Check(
+            "Slurm", False, f"missing: {', '.join(missing_commands)}", enables, "use a login node of the cluster"
+        )
     return Check("Slurm", True, "all commands on PATH", enables)
 
 

@@ -139,11 +139,11 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
 
     parameters = _count_parameters(partial, ranks)
     need = ranks * (PROCESS_GIB + parameters * TRAINING_BYTES / 2**30)
-    have = psutil.virtual_memory().available / 2**30
-    if need > have:
+    available_gib = psutil.virtual_memory().available / 2**30
+    if need > available_gib:
         raise UserError(
             f"this machine has no GPU, and a full-size rehearsal of {name} on CPUs needs {ranks} processes "
-            f"and {need:,.0f} GiB, but only {have:.0f} GiB are free",
+            f"and {need:,.0f} GiB, but only {available_gib:.0f} GiB are free",
             f"`recipes rehearse {name}` shrinks it to fit this machine; or run it on a machine with these GPUs",
         )
     strategy = partial.trainer.strategy  # a checkpoint contains the copies of data-parallel ranks once
@@ -307,12 +307,12 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
 @contextmanager
 def add_torchrun_to_path() -> Iterator[None]:
     """Put the torchrun of this Python on the PATH of this process, which NeMo-Run searches, within the block."""
-    before = os.environ.get("PATH", "")
+    old_path = os.environ.get("PATH", "")
     os.environ["PATH"] = rank_environment(0)["PATH"]
     try:
         yield
     finally:
-        os.environ["PATH"] = before
+        os.environ["PATH"] = old_path
 
 
 def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:

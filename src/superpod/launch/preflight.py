@@ -60,11 +60,11 @@ def require_disk_space(folder: Path, checkpoint_bytes: int) -> None:
         UserError: there is too little space; the message gives the required and the free space.
     """
     need = 2 * checkpoint_bytes + LOGS_BYTES
-    free = shutil.disk_usage(folder).free
-    if free < need:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < need:
         raise UserError(
             f"two checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB and logs need {need / 2**20:,.0f} MiB, but only "
-            f"{free / 2**20:,.0f} MiB are free in {folder}",
+            f"{free_bytes / 2**20:,.0f} MiB are free in {folder}",
             "free some space there, or specify a different folder with --runs",
         )
 

@@ -20,8 +20,8 @@ def pack_array(values: NDArray[Any]) -> dict[str, str]:
         kind = next(name for limit, name in LIMITS if largest_value < limit)
     else:
         kind = "float32"
-    little = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
-    return {"type": kind, "base64": base64.b64encode(little.tobytes()).decode()}
+    little_endian = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
+    return {"type": kind, "base64": base64.b64encode(little_endian.tobytes()).decode()}
 
 
 def pack(data: dict[str, Any]) -> str:

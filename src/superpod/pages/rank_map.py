@@ -56,13 +56,13 @@ def rank_grid(job: PlannedJob) -> Grid:
 
 def groups(grid: Grid, names: tuple[str, ...], over: tuple[str, ...]) -> list[list[int]]:
     """Return the process groups over the dimensions `over`: ranks with equal other coordinates, in ascending order."""
-    fixed = [name for name in names if name not in over]
+    fixed_names = [name for name in names if name not in over]
     return [
         sorted(
             sum(at[name] * grid[name].stride for name in names)
             for moved in product(*(range(grid[name].size) for name in over))
-            for at in [dict(zip(fixed, place, strict=True)) | dict(zip(over, moved, strict=True))]
+            for at in [dict(zip(fixed_names, place, strict=True)) | dict(zip(over, moved, strict=True))]
         )
-        for place in product(*(range(grid[name].size) for name in reversed(fixed)))
+        for place in product(*(range(grid[name].size) for name in reversed(fixed_names)))
         for place in [place[::-1]]
     ]

@@ -29,9 +29,9 @@ Parts = Mapping[str, float]
 WORK = ("compute", "recompute")
 COMM = ("tp", "cp", "ep", "dp")
 """Exposed communication within a pass; `dp` only for ZeRO-2 and 3, which communicate for every micro-batch."""
-IN_PASS = (*WORK, *COMM, "overhead", "pp_p2p")
+PASS_TERMS = (*WORK, *COMM, "overhead", "pp_p2p")
 """Terms of a pass in drawing order, which is not the order of execution."""
-AFTER = ("dp", "optimizer", "overhead")
+TERMS_AFTER = ("dp", "optimizer", "overhead")
 """Terms after the last pass, on every rank."""
 
 
@@ -66,10 +66,10 @@ class StepTimeline:
     @cached_property
     def bubble_s(self) -> list[float]:
         """Idle time of each rank during the schedule, in seconds."""
-        idle = [self.span_s] * self.ranks
+        idle_s = [self.span_s] * self.ranks
         for event in self.events:
-            idle[event.stage] -= event.end - event.start
-        return idle
+            idle_s[event.stage] -= event.end - event.start
+        return idle_s
 
 
 def simulate_step(job: PlannedJob) -> StepTimeline:
@@ -88,14 +88,14 @@ def simulate_step(job: PlannedJob) -> StepTimeline:
     send = terms["pp_p2p"] / (2 * (m * vp + layout.pp - 1))
     slowest = max(range(layout.pp), key=lambda rank: sum(forward[rank].values()) + sum(backward[rank].values()))
     waiting_s = forward[slowest]["overhead"] + backward[slowest]["overhead"]
-    fixed = max(0.0, terms["overhead"] - m * waiting_s)
-    after = {"dp": terms["dp"], "optimizer": terms["optimizer"], "overhead": fixed}
+    fixed_s = max(0.0, terms["overhead"] - m * waiting_s)
+    terms_after = {"dp": terms["dp"], "optimizer": terms["optimizer"], "overhead": fixed_s}
     passes: dict[str, list[Parts]] = {
         "forward": [_pass_terms(parts, vp, send, 0.0) for parts in forward],
         "backward": [_pass_terms(parts, vp, send, inside) for parts in backward],
     }
     name = job.options.schedule
-    return simulate_passes(passes, m, vp=vp, after=after, plan_s=sum(terms.values()) + inside * m, name=name)
+    return simulate_passes(passes, m, vp=vp, after=terms_after, plan_s=sum(terms.values()) + inside * m, name=name)
 
 
 def simulate_passes(
@@ -120,7 +120,7 @@ def simulate_passes(
 def _pass_terms(parts: Parts, vp: int, send: float, inside_share: float) -> Parts:
     """Return the seconds by term of a pass through one chunk, without zero terms."""
     seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside_share, "pp_p2p": send}
-    return {key: seconds[key] for key in IN_PASS if seconds[key] > 0}
+    return {key: seconds[key] for key in PASS_TERMS if seconds[key] > 0}
 
 
 def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str, float]]]:

@@ -70,29 +70,29 @@ def _metadata(name: str, tid: int, value: str) -> TraceEvent:
 
 def _slices(step: StepTimeline, rank: int) -> Iterator[TraceEvent]:
     """Yield the passes of a rank, the bubbles between them, and the terms after the last pass."""
-    at = 0.0
+    time = 0.0
     for event in (event for event in step.events if event.stage == rank):
-        if event.start > at:
-            yield _slice(rank, "step", NAMES["bubble"], at, event.start)
+        if event.start > time:
+            yield _slice(rank, "step", NAMES["bubble"], time, event.start)
         args = {"micro_batch": event.micro_batch, "chunk": event.chunk}
         yield _slice(rank, "step", f"{event.kind} {event.micro_batch}", event.start, event.end, args)
         yield from _pass_slices(step.passes[event.kind][rank], event)
-        at = event.end
-    if step.span_s > at:
-        yield _slice(rank, "step", NAMES["bubble"], at, step.span_s)
-    at = step.span_s
+        time = event.end
+    if step.span_s > time:
+        yield _slice(rank, "step", NAMES["bubble"], time, step.span_s)
+    time = step.span_s
     for term, seconds in step.after.items():
         if seconds > 0:
-            yield _slice(rank, "step", NAMES[term], at, at + seconds)
-            at += seconds
+            yield _slice(rank, "step", NAMES[term], time, time + seconds)
+            time += seconds
 
 
 def _pass_slices(parts: Mapping[str, float], event: Event) -> Iterator[TraceEvent]:
-    at = event.start
+    time = event.start
     for i, (term, seconds) in enumerate(parts.items()):
-        end = event.end if i == len(parts) - 1 else min(at + seconds, event.end)
-        yield _slice(event.stage, "pass", NAMES[term], at, end)
-        at = end
+        end = event.end if i == len(parts) - 1 else min(time + seconds, event.end)
+        yield _slice(event.stage, "pass", NAMES[term], time, end)
+        time = end
 
 
 def _slice(
@@ -105,14 +105,14 @@ def _slice(
 def _flows(job: PlannedJob, step: StepTimeline) -> Iterator[TraceEvent]:
     """Yield an arrow from each pass to the pass that receives its activation or gradient."""
     pp, last = step.ranks, step.ranks * (job.layout.vp or 1) - 1
-    at = {(event.kind, event.chunk * pp + event.stage, event.micro_batch): event for event in step.events}
+    events_by_place = {(event.kind, event.chunk * pp + event.stage, event.micro_batch): event for event in step.events}
     number = 0
-    for (kind, place, micro_batch), event in at.items():
-        after = place + (1 if kind == "forward" else -1)
-        if pp == 1 or not 0 <= after <= last:
+    for (kind, place, micro_batch), event in events_by_place.items():
+        next_place = place + (1 if kind == "forward" else -1)
+        if pp == 1 or not 0 <= next_place <= last:
             continue
         number += 1
-        is_taken = at[kind, after, micro_batch]
+        is_taken = events_by_place[kind, next_place, micro_batch]
         what = "activation" if kind == "forward" else "gradient"
         flow = {"pid": 0, "cat": "pipeline", "name": what, "id": number}
         yield flow | {"ph": "s", "tid": event.stage, "ts": (event.start + event.end) / 2 * US}

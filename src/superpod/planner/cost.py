@@ -47,8 +47,8 @@ def training_cost(
     Raises:
         UserError: a number is out of range.
     """
-    positive = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
-    for key, value in positive.items():
+    positive_values = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
+    for key, value in positive_values.items():
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} must be finite and greater than 0, not {value}")
     if not 0 < goodput <= 1:

@@ -47,11 +47,11 @@ def _allocation_warnings(result: SearchResult, i: int) -> list[str]:
     gpu = result.job.node.gpu
     corrections_of_gpu = corrections.decode(gpu.calibrated_as)[1]
     seconds, level = corrections_of_gpu.get("alloc_retries", 0.0), corrections_of_gpu.get("full_from", 1.0)
-    full = float(result.reserved[i]) / memory.usable(gpu)
-    if result.layout(i).pp == 1 or not seconds or full < level:
+    share = float(result.reserved[i]) / memory.usable(gpu)
+    if result.layout(i).pp == 1 or not seconds or share < level:
         return []
     return [
-        f"the rank with the highest memory use reserves {full:.0%} of its GPU; above {level:.0%}, a pipeline spends "
+        f"the rank with the highest memory use reserves {share:.0%} of its GPU; above {level:.0%}, a pipeline spends "
         f"{seconds:.2g} s per micro-batch on allocation retries (calibration): recompute more, or set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     ]

@@ -107,8 +107,8 @@ def _sm_bound(value: float | None) -> Bound:
 def _hbm_bound(value: float | None) -> Bound:
     usual_text = f"below {FULL_HBM:.0%}"
     if value is None:
-        missing = "the file has no counters: use nsys profile --gpu-metrics-devices, or PROF_DRAM_ACTIVE of dcgm"
-        return Bound("HBM bandwidth", None, usual_text, None, missing)
+        missing_note = "the file has no counters: use nsys profile --gpu-metrics-devices, or PROF_DRAM_ACTIVE of dcgm"
+        return Bound("HBM bandwidth", None, usual_text, None, missing_note)
     meaning = "reads and writes, from hardware counters; above it, the step is memory-bound"
     return Bound("HBM bandwidth", value, usual_text, value < FULL_HBM, meaning)
 
@@ -166,18 +166,18 @@ def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float
 def _other_changes(recording: Recording, breakdown: TimeBreakdown, step_s: float) -> Iterator[Change]:
     steps = max(1, breakdown.steps)
     per_step = {name: seconds / steps for name, seconds in breakdown.classes.items()}
-    idle = "nothing runs"
+    idle_text = "nothing runs"
     if breakdown.gaps:
         longest_gap = breakdown.gaps[0]
         activity = longest_gap.host or "nothing recorded"
-        idle += f"; in the longest gap, {longest_gap.seconds * 1e3:.1f} ms, the host was in {activity}"
+        idle_text += f"; in the longest gap, {longest_gap.seconds * 1e3:.1f} ms, the host was in {activity}"
     yield _class_change(
         "launch faster", per_step["gaps"], GAPS, step_s, "the GPU waits for launches",
         "a larger micro-batch, with=cuda_graphs for dense models, or fewer, fused kernels; and no other work on the "
         "cores of the host",
     )  # fmt: skip
     yield _class_change(
-        "keep the GPU fed", per_step["idle"], IDLE, step_s, idle,
+        "keep the GPU fed", per_step["idle"], IDLE, step_s, idle_text,
         "check what the host does at that time: for the data loader, increase data.num_workers; .item(), logging and "
         "checkpoints wait for the GPU; in a pipeline, it is the bubble",
     )  # fmt: skip

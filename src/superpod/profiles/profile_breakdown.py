@@ -161,8 +161,8 @@ def _gaps(work: Work, begin: int, end: int) -> tuple[Any, Any]:
 def _is_launch_gap(work: Work, gaps: tuple[Any, Any]) -> Any:
     """Return for each gap whether it is due to a late launch: the next work item was launched after the gap began."""
     order = np.argsort(work.start, kind="stable")
-    at = np.minimum(np.searchsorted(work.start[order], gaps[1]), max(0, len(order) - 1))
-    launched = work.launched[order][at] if len(order) else np.zeros(0)
+    index = np.minimum(np.searchsorted(work.start[order], gaps[1]), max(0, len(order) - 1))
+    launched = work.launched[order][index] if len(order) else np.zeros(0)
     length = gaps[1] - gaps[0]
     return (length < SMALL_NS) | ((launched >= gaps[0]) & (length < LONG_NS))
 

@@ -61,28 +61,28 @@ def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
     order = np.lexsort((-end, start))  # an operation comes before those nested in it
     optimizer = CLASSES.index("optimizer")
     stack: list[tuple[int, int, int, bool]] = []  # (end, name, kind, inside the optimizer)
-    at = 0
+    time = 0
 
     def write(end: int) -> None:
         """Write the piece of the innermost operation from `at` to `end`."""
         _, name, kind, in_optimizer = stack[-1]
-        if end > at and kind >= 0:
-            row = (at, end, name, optimizer if in_optimizer else kind)
+        if end > time and kind >= 0:
+            row = (time, end, name, optimizer if in_optimizer else kind)
             for piece, value in zip(pieces, row, strict=True):
                 piece.append(value)
 
     for first, last, name, kind in zip(*(column[order].tolist() for column in columns), strict=True):
         while stack and stack[-1][0] <= first:
             write(stack[-1][0])
-            at = max(at, stack.pop()[0])
+            time = max(time, stack.pop()[0])
         in_optimizer = kind == Leaves.OPTIMIZER
         if stack:
             write(first)
             # Clip, because in some traces a nested operation ends a few ns after the enclosing one.
             last = min(last, stack[-1][0])
             in_optimizer = in_optimizer or stack[-1][3]
-        at = first
+        time = first
         stack.append((last, name, kind, in_optimizer))
     while stack:
         write(stack[-1][0])
-        at = max(at, stack.pop()[0])
+        time = max(time, stack.pop()[0])

@@ -44,22 +44,24 @@ def rows(terms: Mapping[str, float], breakdown: TimeBreakdown) -> list[Row]:
     # In a pipeline, idle time belongs to the bubble, otherwise to launches and fixed costs.
     is_pipeline = bool(planned.get("pp_bubble") or planned.get("pp_p2p"))
     if is_pipeline:
-        idle = measured_s["idle"]
+        idle_s = measured_s["idle"]
         rows.append(Row("launches and fixed costs", take("overhead"), measured_s["gaps"]))
     else:
-        idle = 0.0
+        idle_s = 0.0
         rows.append(Row("launches and fixed costs, idle", take("overhead"), measured_s["gaps"] + measured_s["idle"]))
 
     if exposed_s.get(""):
         total = sum(exposed_s.values())
         if is_pipeline:
             name = "communication, exposed, bubble and idle"
-            rows.append(Row(name, take(*COMMUNICATION, "pp_p2p", "pp_bubble"), total + idle))
+            rows.append(Row(name, take(*COMMUNICATION, "pp_p2p", "pp_bubble"), total + idle_s))
         else:
             rows.append(Row("communication, exposed", take(*COMMUNICATION), total))
     else:
         for group, word in COMMUNICATION.items():
             rows.append(Row(f"{word}-parallel communication, exposed", take(group), exposed_s.get(group, 0.0)))
-        rows.append(Row("pipeline: bubble, sends, idle", take("pp_p2p", "pp_bubble"), exposed_s.get("pp", 0.0) + idle))
+        rows.append(
+            Row("pipeline: bubble, sends, idle", take("pp_p2p", "pp_bubble"), exposed_s.get("pp", 0.0) + idle_s)
+        )
     rows.append(Row("other", sum(planned.values()), 0.0))
     return [row for row in rows if row.planned_s > 0 or row.measured_s > 0]

@@ -49,24 +49,24 @@ class Trace:
             raise UserError(f"{self.path} is corrupt: its compressed data is truncated", EXPORT) from error
 
     def _events(self, file: IO[str]) -> Iterator[TraceEvent]:
-        buffer, at = self._read_head(file), 0
+        buffer, offset = self._read_head(file), 0
         decode, read = json.JSONDecoder().raw_decode, 0
         while True:
-            match = _BETWEEN.match(buffer, at)
-            at = match.end() if match else at
-            if buffer.startswith("]", at):
+            match = _BETWEEN.match(buffer, offset)
+            offset = match.end() if match else offset
+            if buffer.startswith("]", offset):
                 return
             try:
-                event, end = decode(buffer, at)
+                event, end = decode(buffer, offset)
                 if end == len(buffer) and not isinstance(event, dict):
                     raise ValueError  # a number may continue in the next block
-                at = end
+                offset = end
             except (ValueError, RecursionError) as error:
-                more = file.read(BLOCK)
-                if not more or len(buffer) - at > MAX_CHARS or isinstance(error, RecursionError):
-                    problem = "an event is not valid JSON" if more else "it is truncated"
+                next_block = file.read(BLOCK)
+                if not next_block or len(buffer) - offset > MAX_CHARS or isinstance(error, RecursionError):
+                    problem = "an event is not valid JSON" if next_block else "it is truncated"
                     raise UserError(f"{self.path} is corrupt after {read:,} events: {problem}", EXPORT) from None
-                buffer, at = buffer[at:] + more, 0
+                buffer, offset = buffer[offset:] + next_block, 0
                 continue
             if isinstance(event, dict):
                 read += 1
@@ -83,10 +83,10 @@ class Trace:
             raise UserError(f"{self.path} is not a trace: it does not start with JSON", EXPORT)
         match = _EVENTS.search(text)
         while not match:
-            more = file.read(BLOCK)
-            if not more or len(text) > MAX_CHARS:
+            next_block = file.read(BLOCK)
+            if not next_block or len(text) > MAX_CHARS:
                 raise UserError(f"{self.path} is not a trace: it has no list `traceEvents`", EXPORT)
-            text += more
+            text += next_block
             match = _EVENTS.search(text)
         with contextlib.suppress(ValueError, RecursionError):
             self.head = json.loads(text[: match.end()] + "]}")

@@ -20,10 +20,10 @@ from superpod.profiles.profile_stream import EXPORT, Trace, TraceEvent
 from superpod.profiles.profile_times import Times, keep_rows
 
 STEP = re.compile(r"ProfilerStep#?\s*\d+$")
-ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
 OPERATIONS = ("cpu_op", "user_annotation", "Operator")
-READ = (*ON_GPU, *CALLS, *OPERATIONS, "gpu_user_annotation")
+READ = (*GPU_CATEGORIES, *CALLS, *OPERATIONS, "gpu_user_annotation")
 LATE = 0.01
 """If kernels run past the last marker on the host by more than this share of the time, use the markers on the GPU."""
 
@@ -53,7 +53,7 @@ class _Collected:
         if span is None:
             return
         first, last = span
-        if category in ON_GPU:
+        if category in GPU_CATEGORIES:
             self._add_kernel(event, category, name, first, last)
         elif category in CALLS:
             self._add_call(event, first)
@@ -271,5 +271,5 @@ def find_launch_times(ids: Any, calls: Any, times: Any) -> Any:
         return np.full(len(ids), -1, dtype=np.int64)
     order = np.argsort(calls, kind="stable")
     calls, times = calls[order], times[order]
-    at = np.minimum(np.searchsorted(calls, ids), len(calls) - 1)
-    return np.where(calls[at] == ids, times[at], -1)
+    index = np.minimum(np.searchsorted(calls, ids), len(calls) - 1)
+    return np.where(calls[index] == ids, times[index], -1)

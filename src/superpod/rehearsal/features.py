@@ -55,7 +55,7 @@ def find_recipe(feature: Feature) -> FeatureRecipe:
     from superpod.collection.registry import recipes
     from superpod.rehearsal.training.shrink import shrink
 
-    most = QUICK_RANKS if feature.quick else MOST_RANKS
+    max_ranks = QUICK_RANKS if feature.quick else MOST_RANKS
     matching = {name: recipe for name, recipe in recipes().items() if name.startswith(feature.recipes)}
     for name, recipe in matching.items():
         for nodes in recipe.nodes:
@@ -63,7 +63,7 @@ def find_recipe(feature: Feature) -> FeatureRecipe:
             if not feature.applies(job.layout, job.model):
                 continue
             small_job = shrink(job).job
-            if LEAST_RANKS <= small_job.gpus <= most and feature.applies(small_job.layout, job.model):
+            if LEAST_RANKS <= small_job.gpus <= max_ranks and feature.applies(small_job.layout, job.model):
                 return FeatureRecipe(name, nodes, job)
     raise UserError(
         f"no layout of {feature.recipes}* has this feature: {feature.title}", "choose other recipes in features.py"

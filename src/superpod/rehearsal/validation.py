@@ -113,10 +113,12 @@ def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
     """
     paths = [_cache_path(run) for run in runs]
     cached_answers = {path: _read_cache(path) for path in paths}
-    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if cached_answers[path] is None}
-    if missing:
-        answers = configuration_check.check_all_in_subprocess(list(missing.values()))
-        for path, answer in zip(missing, answers, strict=True):
+    missing_requests = {
+        path: run.request for path, run in zip(paths, runs, strict=True) if cached_answers[path] is None
+    }
+    if missing_requests:
+        answers = configuration_check.check_all_in_subprocess(list(missing_requests.values()))
+        for path, answer in zip(missing_requests, answers, strict=True):
             outcome = _to_outcome(answer)
             cached_answers[path] = outcome
             if not outcome.refused:  # errors are not cached, because this machine may have caused them

@@ -59,8 +59,8 @@ def _excess_memory(run: MeasuredRun) -> str:
     over = [f"{size:,.5g} GiB {what}" for what, size in peaks.items() if size is not None and size > gpu.hbm_usable_gib]
     if not over:
         return ""
-    has = f"the {gpu.name} has {gpu.hbm_usable_gib:g} GiB"
-    return f"{' and '.join(over)}, but {has}; specify the peak of one GPU, in GiB"
+    capacity_text = f"the {gpu.name} has {gpu.hbm_usable_gib:g} GiB"
+    return f"{' and '.join(over)}, but {capacity_text}; specify the peak of one GPU, in GiB"
 
 
 def _excess_time(run: MeasuredRun) -> str:

@@ -290,7 +290,7 @@ def planned_facts(run: ResolvedRun) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-NOT_COPIED = (".pyc", ".json")
+SKIPPED_SUFFIXES = (".pyc", ".json")
 LAYOUT_FILES = "included/recipes/layouts/"
 
 
@@ -302,7 +302,7 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
     return {
         f"superpod/{name}": path
         for name, path in package_files.files([".", *SOURCES]).items()
-        if path == own_layouts or (not name.endswith(NOT_COPIED) and not name.startswith(LAYOUT_FILES))
+        if path == own_layouts or (not name.endswith(SKIPPED_SUFFIXES) and not name.startswith(LAYOUT_FILES))
     }
 
 

@@ -160,8 +160,10 @@ class Request:
         try:
             legality.require(self.job())
         except UserError as illegal:
-            better = better_layout.find(recipe)
-            raise UserError(str(illegal), f"--layout auto selects {better}" if better else illegal.hint) from illegal
+            better_text = better_layout.find(recipe)
+            raise UserError(
+                str(illegal), f"--layout auto selects {better_text}" if better_text else illegal.hint
+            ) from illegal
 
     def with_resolved_size(self) -> Request:
         """Return the request with its resolved layout, batch size and sequence length.

@@ -26,11 +26,11 @@ def missing_variables(
     Run folders contain no secrets.
     """
     for attempt in reversed(folder.attempts):
-        before = (read_json(attempt.path / "env.json") or {}).get("environment")
-        if isinstance(before, dict):
+        recorded_environment = (read_json(attempt.path / "env.json") or {}).get("environment")
+        if isinstance(recorded_environment, dict):
             return {
                 name: value
-                for name, value in before.items()
+                for name, value in recorded_environment.items()
                 if pattern.fullmatch(name) and name not in environ and isinstance(value, str) and REDACTED not in value
             }
     return {}
@@ -52,10 +52,10 @@ def restore_variables(folder: RunFolder, pattern: re.Pattern[str] = LOCAL) -> No
 @contextmanager
 def restored_variables(folder: RunFolder, pattern: re.Pattern[str] = LOGGING) -> Iterator[None]:
     """Set the missing variables within the block, which submits jobs: sbatch passes its environment on to them."""
-    before = dict(os.environ)
+    old_environ = dict(os.environ)
     restore_variables(folder, pattern)
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        for name in os.environ.keys() - old_environ.keys():
             del os.environ[name]

@@ -105,14 +105,14 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     Raises:
         UserError: lists every field that cannot change, and why.
     """
-    before = _current_values(run)
+    old_values = _current_values(run)
     new_values = {path: value for path, _, value in (text.partition("=") for text in overrides)}
     changes = [
-        Change(path, before.get(path, "-"), value, _rule(run, path).note)
+        Change(path, old_values.get(path, "-"), value, _rule(run, path).note)
         for path, value in new_values.items()
-        if not _is_unchanged(before, path, value)
+        if not _is_unchanged(old_values, path, value)
     ]
-    _refuse_steps_at_zero_rate(run, before, new_values)
+    _refuse_steps_at_zero_rate(run, old_values, new_values)
 
     refusals = []
     for change in changes:

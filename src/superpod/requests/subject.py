@@ -189,11 +189,11 @@ def _errors_with_location(path: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
-        where = f"{path}:{lines[-1]}" if lines else str(path)
+        location = f"{path}:{lines[-1]}" if lines else str(path)
         text = readable(str(error)).strip()
         if isinstance(error, UserError):  # raised by a function of ours that the file calls
-            raise UserError(f"{where}: {text}", error.hint) from None
-        message = f"{where}: {type(error).__name__}"
+            raise UserError(f"{location}: {text}", error.hint) from None
+        message = f"{location}: {type(error).__name__}"
         if text:
             message += f": {text.splitlines()[0][:300]}"
         raise UserError(message, "correct the line; recipe() must return without an exception") from None
@@ -206,13 +206,13 @@ def _time_limit(path: Path) -> Iterator[None]:
             f"{path}: recipe() took more than {LOAD_TIMEOUT_S} s", "recipe() should only build a configuration"
         )
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    old_handler = signal.signal(signal.SIGALRM, interrupt)
     signal.alarm(LOAD_TIMEOUT_S)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)
 
 
 # -- NeMo's recipes --------------------------------------------------------------------------------------------------

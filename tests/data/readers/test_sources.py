@@ -71,8 +71,8 @@ def test_refuses_sources_without_samples(texts, says, folder):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"share": 0.0}, "between 0 and 1, but is 0.0"),
-        ({"share": float("nan")}, "between 0 and 1, but is nan"),
+        ({"share": 0.0}, "between 0 and 1, not 0.0"),
+        ({"share": float("nan")}, "between 0 and 1, not nan"),
         ({"long": "no"}, "--long no is not one of"),
         ({"learn": "no"}, "--learn no is not one of"),
         ({"template": "gone.jinja"}, "--chat-template gone.jinja is not a file"),

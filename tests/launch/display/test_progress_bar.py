@@ -107,7 +107,7 @@ def test_the_activity_of_rank_0_is_shown_before_step_1(tmp_path, monkeypatch):
             steps.tick()
         append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "t": 1.0, "attempt": "001"})
         steps.tick()
-    assert shown(console)[:3] == [*progress_bar.BEFORE_STEP_1.values()]
+    assert shown(console)[:3] == [*progress_bar.STARTUP_ACTIVITIES.values()]
     assert len(shown(console)) == 4
     assert shown(console)[3].startswith("step 1/10")
 

@@ -272,9 +272,9 @@ def test_a_networks_latency_counts_beside_the_shipped_one():
 
 
 def test_only_amounts_of_seconds_are_described_in_seconds():
-    seconds_of = [c.about for c in corrections.BY_NAME.values() if c.about.startswith("seconds")]
-    assert seconds_of == [corrections.BY_NAME["alloc_retries"].about]
-    assert corrections.BY_NAME["fixed"].about.startswith("factor ")
+    seconds_of = [c.about for c in corrections.CORRECTIONS_BY_NAME.values() if c.about.startswith("seconds")]
+    assert seconds_of == [corrections.CORRECTIONS_BY_NAME["alloc_retries"].about]
+    assert corrections.CORRECTIONS_BY_NAME["fixed"].about.startswith("factor ")
 
 
 @pytest.mark.parametrize("gib", [1e-4, 1e7])

@@ -138,8 +138,8 @@ def _nodes(slurm: Connection, partition: str, names: str) -> list[str]:
     """Return the names of the given nodes, or of all idle nodes of the partition."""
     if names:
         return slurm.run(["scontrol", "show", "hostnames", names]).split()
-    where = ["-p", partition] if partition else []
-    idle = sorted(set(slurm.run(["sinfo", "-h", "-N", *where, "-t", "idle", "-o", "%N"]).split()))
-    if not idle:
+    partition_options = ["-p", partition] if partition else []
+    idle_nodes = sorted(set(slurm.run(["sinfo", "-h", "-N", *partition_options, "-t", "idle", "-o", "%N"]).split()))
+    if not idle_nodes:
         raise UserError("no node is idle", "select nodes with --nodes, or try again later")
-    return idle
+    return idle_nodes

@@ -54,10 +54,10 @@ def choose_checkpoint(where: Path) -> Checkpoint:
 
     checkpoint = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(where))
     need = 1.0 + checkpoint.parameters * 8 / 2**30  # fp32 twice: the model and the copy being read
-    have = available_gib()
-    if need > have:
+    available = available_gib()
+    if need > available:
         raise UserError(
-            f"{checkpoint.name} needs about {need:.0f} GiB of memory, but {have:.0f} GiB are free",
+            f"{checkpoint.name} needs about {need:.0f} GiB of memory, but {available:.0f} GiB are free",
             "use a machine with more memory",
         )
     return checkpoint

@@ -136,8 +136,8 @@ def _warnings(calibration: Calibration) -> list[str]:
         for name, ratio in implausible[:MAX_NAMED]
     ]
     if len(implausible) > MAX_NAMED:
-        more = counted(len(implausible) - MAX_NAMED, "more run")
-        lines.append(f"warning: the step times of {more} are similarly implausible")
+        more_runs = counted(len(implausible) - MAX_NAMED, "more run")
+        lines.append(f"warning: the step times of {more_runs} are similarly implausible")
     if count < MIN_RUNS:
         method = "no run was held out" if count == 1 else "each was predicted only from the other"
         lines.append(

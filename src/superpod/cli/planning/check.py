@@ -89,11 +89,11 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
     layout_fields = ("trainer.", "data.micro", "data.global", "model.", "with")
     if changes_job or any(text.startswith(layout_fields) for text in overrides):
         return
-    better = better_layout.find(recipe)
-    if better:
+    better_text = better_layout.find(recipe)
+    if better_text:
         command = options.command("check", without=("layout",), overrides=overrides)
         users = "submit" if options.hardware else "run and submit"  # run has no --hardware
-        print(f"next: a better layout is {better}\n  {command} --layout auto selects it, also in {users}")
+        print(f"next: a better layout is {better_text}\n  {command} --layout auto selects it, also in {users}")
 
 
 def _check_by_plan(options: PlanOptions) -> CheckReport:

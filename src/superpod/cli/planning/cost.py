@@ -108,11 +108,11 @@ def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: 
     from superpod.planner import cost as costs
     from superpod.planner import legality, plans, predict
 
-    auto = options.precision == "auto"
-    job = options.job(precision=None if auto else options.precision)
+    is_auto = options.precision == "auto"
+    job = options.job(precision=None if is_auto else options.precision)
     if options.layout is None and not options.is_recipe:
-        job = plans.best(job, auto=auto)
-    elif auto:
+        job = plans.best(job, auto=is_auto)
+    elif is_auto:
         raise UserError(
             "--precision auto applies only to a model without --layout; recipes and layouts have a fixed precision",
             "select one precision, such as --precision bf16",

@@ -72,9 +72,9 @@ def plan(
         gpus = options.gpus or (None if options.nodes else imported.gpus)
         options = replace(options, gpus=gpus, gbs=options.gbs or imported.gbs, seq=options.seq or imported.seq)
         options, precision = replace(options, task=options.task or imported.task), precision or imported.precision
-    auto = precision == "auto"
-    job = options.job_to_search(precision=None if auto else precision)
-    searches = plans.search(job, auto=auto, fixed=option_syntax.parse_fixed(fix), memory_cap_gib=memory_cap)
+    is_auto = precision == "auto"
+    job = options.job_to_search(precision=None if is_auto else precision)
+    searches = plans.search(job, auto=is_auto, fixed=option_syntax.parse_fixed(fix), memory_cap_gib=memory_cap)
     if write:
         _write_layout(options.name, searches)
     # Files are written before anything is printed: a closed pipe ends the command at the next print.

@@ -113,6 +113,6 @@ def describe_results(results: list[dict[str, Any]]) -> str:
         median = statistics.median(map(abs, differences))
         lines.append(f"allocated memory: the planner's error is {100 * median:.1f} % in the median")
     for problem, names in sorted(failures.items(), key=lambda item: -len(item[1])):
-        more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-        lines.append(f"{len(names)}x {problem}\n    {', '.join(names[:MAX_SHOWN])}{more}")
+        more_text = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+        lines.append(f"{len(names)}x {problem}\n    {', '.join(names[:MAX_SHOWN])}{more_text}")
     return "\n".join(lines)

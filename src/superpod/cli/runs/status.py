@@ -94,8 +94,8 @@ def status(
 
 def _refuse_with_watch(run: str, every: float, as_json: bool, exit_code: bool, prometheus: Path | None) -> None:
     """Raise UserError for options that conflict with --watch, and for invalid intervals."""
-    once = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
-    for option, value in once.items():
+    one_time_options = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
+    for option, value in one_time_options.items():
         if value:
             raise UserError(f"--watch and {option} cannot be combined", "leave one of them out")
     if not 0.2 <= every <= 3600:

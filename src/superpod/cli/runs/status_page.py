@@ -131,8 +131,8 @@ class StatusPage:
         """Select the run `by` rows further down."""
         paths = [view.run.path for view in self._runs.views]
         if by and self._chosen in paths:
-            at = paths.index(self._chosen) + by
-            self._chosen = paths[max(0, min(at, len(paths) - 1))]
+            index = paths.index(self._chosen) + by
+            self._chosen = paths[max(0, min(index, len(paths) - 1))]
             self.refresh()
 
     def render(self) -> RenderableType:
@@ -172,16 +172,16 @@ class StatusPage:
         views = self._runs.views
         if not views:
             return []
-        at = next((i for i, view in enumerate(views) if view.run.path == self._chosen), len(views) - 1)
+        selected = next((i for i, view in enumerate(views) if view.run.path == self._chosen), len(views) - 1)
         several = len(views) > 1
         rows = run_rows.table(views)
         if not run_rows.is_too_wide(rows, width):
-            first, last = _window(at, len(views), max_lines - 2)
-            rows = run_rows.table(views[first:last], selected_row=at - first if several else None)
+            first, last = _window(selected, len(views), max_lines - 2)
+            rows = run_rows.table(views[first:last], selected_row=selected - first if several else None)
             lines = self.console.render_lines(rows, self.console.options.update(width=width, height=None), pad=False)
         else:
-            texts = [run_rows.lines(view, width, is_selected=several and i == at) for i, view in enumerate(views)]
-            first, last = _window(at, len(views), max(1, (max_lines - 1) // max(map(len, texts))))
+            texts = [run_rows.lines(view, width, is_selected=several and i == selected) for i, view in enumerate(views)]
+            first, last = _window(selected, len(views), max(1, (max_lines - 1) // max(map(len, texts))))
             lines = self._text([line for body in texts[first:last] for line in body], width)
         hidden_count = len(views) - (last - first)
         if hidden_count:

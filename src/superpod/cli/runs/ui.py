@@ -74,9 +74,13 @@ def _sources(folder: Path) -> server.Sources:
 
 
 def _require_packages() -> None:
-    missing = [name for name, module in (("Bokeh", "bokeh"), ("Tornado", "tornado")) if find_spec(module) is None]
-    if missing:
-        raise UserError(f"`recipes ui` needs {' and '.join(missing)}, which this Python does not have", INSTALL)
+    missing_packages = [
+        name for name, module in (("Bokeh", "bokeh"), ("Tornado", "tornado")) if find_spec(module) is None
+    ]
+    if missing_packages:
+        raise UserError(
+            f"`recipes ui` needs {' and '.join(missing_packages)}, which this Python does not have", INSTALL
+        )
 
 
 def _refuse_output_file() -> None:

@@ -93,9 +93,9 @@ def plan_page(parameters: Mapping[str, str]) -> str:
     from superpod.planner import plans
 
     plan_options = options(parameters)
-    auto = plan_options.precision == AUTO
-    job = plan_options.job_to_search(precision=None) if auto else plan_options.job_to_search()
-    searches = plans.search(job, auto=auto)
+    is_auto = plan_options.precision == AUTO
+    job = plan_options.job_to_search(precision=None) if is_auto else plan_options.job_to_search()
+    searches = plans.search(job, auto=is_auto)
     return plan.page_text(plan_options, searches, command=plan_options.command("plan"))
 
 

@@ -51,8 +51,8 @@ def _refuse_precision(model: str, suffix: str) -> None:
     if precision not in gpu.precisions:
         problem = f"{gpu.name} ({gpu.generation}) does not support {precision}, only {', '.join(gpu.precisions)}"
     elif precision not in declarations.PRECISIONS:
-        available = [name for name in gpu.precisions if name in declarations.PRECISIONS]
-        problem = f"there are no recipes for {precision}; those for {gpu.name} use {', '.join(available)}"
+        available_precisions = [name for name in gpu.precisions if name in declarations.PRECISIONS]
+        problem = f"there are no recipes for {precision}; those for {gpu.name} use {', '.join(available_precisions)}"
     else:
         return
     same_task = [name for name in declarations.recipes() if name.startswith(f"{model}_{suffix[: match.start('gpu')]}")]

@@ -23,11 +23,11 @@ def find(recipe: Recipe, num_nodes: int | None = None) -> str:
     if best is None or best == recipe.layout(nodes):
         return ""
     prediction = predict.one(recipe_job.job(recipe, nodes))
-    better = predict.one(recipe_job.job(replace(recipe, layouts={nodes: best}), nodes))
-    if better.verdict != "ok" or better.step_time_s is None:
+    better_prediction = predict.one(recipe_job.job(replace(recipe, layouts={nodes: best}), nodes))
+    if better_prediction.verdict != "ok" or better_prediction.step_time_s is None:
         return ""
-    description = f"{explain.title(best)}: {better.step_time_s:.3g} s per step"
+    description = f"{explain.title(best)}: {better_prediction.step_time_s:.3g} s per step"
     if prediction.verdict != "ok" or prediction.step_time_s is None:
         return f"{description}, and it fits"
-    saved_fraction = 1 - better.step_time_s / prediction.step_time_s
+    saved_fraction = 1 - better_prediction.step_time_s / prediction.step_time_s
     return f"{description}, {saved_fraction:.0%} less" if saved_fraction >= MIN_GAIN else ""

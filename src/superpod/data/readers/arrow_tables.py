@@ -62,8 +62,10 @@ def select_columns(path: Path, names: Collection[str], columns: Collection[str])
     """Return the names that are in `columns`, or all if `columns` is empty. Raises UserError if there are none."""
     selected_columns = [name for name in names if not columns or name in columns]
     if not selected_columns:
-        available = ", ".join(map(repr, list(names)[:12])) or "none"
-        raise UserError(f"{paths.shorten(path)} has only the columns {available}", "select one with --key NAME=COLUMN")
+        available_names = ", ".join(map(repr, list(names)[:12])) or "none"
+        raise UserError(
+            f"{paths.shorten(path)} has only the columns {available_names}", "select one with --key NAME=COLUMN"
+        )
     return selected_columns
 
 

@@ -17,7 +17,7 @@ from superpod.errors import UserError
 STDLIB = "stdlib"
 """`--text stdlib`: the .py files of this Python's standard library, without site-packages and tests (12 MB)."""
 JSON_LINES = (".jsonl", ".ndjson")
-_NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _BLOCK = 1 << 20
 
 
@@ -96,7 +96,7 @@ def _matches(pattern: str) -> list[str]:
     if pattern == STDLIB:
         root = sysconfig.get_path("stdlib")
         files = glob.glob("**/*.py", root_dir=root, recursive=True)
-        return [os.path.join(root, file) for file in files if not _NOT_STDLIB.intersection(Path(file).parts)]
+        return [os.path.join(root, file) for file in files if not _SKIPPED_FOLDERS.intersection(Path(file).parts)]
     if os.path.lexists(pattern):
         return [pattern]
     return glob.glob(os.path.expanduser(pattern), recursive=True)
@@ -201,18 +201,18 @@ def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -
     if piece.start:  # a line belongs to the piece in which it begins
         stream.seek(piece.start - 1)
         stream.readline()
-    at = stream.tell()
-    while at < piece.end:
+    offset = stream.tell()
+    while offset < piece.end:
         line = stream.readline()
         if not line:
             return
         if line.strip():
             try:
-                yield _parse_document(line.decode("utf-8-sig" if at == 0 else "utf-8"), json_key)
+                yield _parse_document(line.decode("utf-8-sig" if offset == 0 else "utf-8"), json_key)
             except ValueError as problem:
                 text = line.decode("utf-8", "backslashreplace")
-                _report(piece.path, number.find_line(at), str(problem), text, json_key, bad)
-        at = stream.tell()
+                _report(piece.path, number.find_line(offset), str(problem), text, json_key, bad)
+        offset = stream.tell()
 
 
 def _parse_document(line: str, json_key: str) -> str:

@@ -98,13 +98,13 @@ def check_file(path: Path) -> None:
 def _require_unchanged(path: Path) -> Iterator[None]:
     """Reject a file that changes while it is read, which would mix samples of two versions. Raises UserError."""
     check_file(path)
-    before = os.stat(path)
+    stat_before = os.stat(path)
     yield
     try:
-        after = os.stat(path)
+        stat_after = os.stat(path)
     except FileNotFoundError:
-        after = None
-    if not after or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        stat_after = None
+    if not stat_after or (stat_before.st_size, stat_before.st_mtime_ns) != (stat_after.st_size, stat_after.st_mtime_ns):
         raise UserError(f"{paths.shorten(path)} changed while it was read", "wait until it is complete")
 
 
@@ -332,8 +332,8 @@ def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterato
                 problem = f"{len(fields)} fields for {len(header)} columns" if len(fields) != len(header) else ""
                 yield Row(reader.line_num, value, ",".join(fields), problem)
     except csv.Error as error:
-        where = f"{paths.shorten(path)}:{reader.line_num if reader else 1}"
-        raise UserError(f"{where}: not CSV: {error}", 'quote fields with ""') from None
+        location = f"{paths.shorten(path)}:{reader.line_num if reader else 1}"
+        raise UserError(f"{location}: not CSV: {error}", 'quote fields with ""') from None
     except UnicodeDecodeError:
         line = reader.line_num if reader else 0
         raise UserError(f"{paths.shorten(path)}: not UTF-8 after line {line}", "convert it to UTF-8") from None

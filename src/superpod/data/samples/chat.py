@@ -123,22 +123,22 @@ def _find_span(sample: Sample, tokenizer: PreTrainedTokenizerBase, text: str, at
     The rendered chat must begin with both of these. Some templates change a turn once others follow, for example
     Qwen3's, which removes thoughts.
     """
-    before = _text_before(sample, tokenizer, text, at)
-    after = _apply(sample, tokenizer, sample.messages[: at + 1])
-    if not text.startswith(after):
+    text_before = _text_before(sample, tokenizer, text, at)
+    text_after = _apply(sample, tokenizer, sample.messages[: at + 1])
+    if not text.startswith(text_after):
         raise BadSampleError(
             sample,
-            f"the chat template changes message {at} if others follow: {_difference(after, text)}",
+            f"the chat template changes message {at} if others follow: {_difference(text_after, text)}",
             f"use --learn last to train on the last answer only; {MARKS}",
         )
-    if not after.startswith(before):
+    if not text_after.startswith(text_before):
         raise BadSampleError(
             sample,
             f"in the chat template, answers do not begin with its generation prompt, message {at}: "
-            f"{_difference(before, text)}",
+            f"{_difference(text_before, text)}",
             f"use prompts and completions, or --chat-template FILE; {MARKS}",
         )
-    return len(before), len(after)
+    return len(text_before), len(text_after)
 
 
 def _text_before(sample: Sample, tokenizer: PreTrainedTokenizerBase, text: str, at: int) -> str:
@@ -157,9 +157,9 @@ MARKS = "or use a template that marks answers with {% generation %}"
 
 def _difference(one: str, other: str) -> str:
     """Return the first difference between two texts, for a message."""
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    excerpts = [text[max(0, at - 20) : at + 20] for text in (one, other)]
-    return f"{excerpts[0]!r} becomes {excerpts[1]!r} (character {at})"
+    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    excerpts = [text[max(0, index - 20) : index + 20] for text in (one, other)]
+    return f"{excerpts[0]!r} becomes {excerpts[1]!r} (character {index})"
 
 
 def _require_tools_rendered(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> None:

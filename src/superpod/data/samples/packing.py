@@ -50,9 +50,11 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
     too_long = sum(len(sample.ids) > length + 1 for sample in samples)
     longest_sample = max(samples, key=lambda sample: len(sample.ids))
     if too_long and long == "refuse":
-        where = f"{longest_sample.file}:{longest_sample.line}" if longest_sample.file else f"line {longest_sample.line}"
+        location = (
+            f"{longest_sample.file}:{longest_sample.line}" if longest_sample.file else f"line {longest_sample.line}"
+        )
         raise UserError(
-            f"{too_long} of {len(samples)} samples have more than {length} tokens; the longest, {where}, has "
+            f"{too_long} of {len(samples)} samples have more than {length} tokens; the longest, {location}, has "
             f"{len(longest_sample.ids)}",
             "truncate them with --long cut, leave them out with --long drop, or raise data.seq_length=N",
         )
@@ -91,9 +93,9 @@ def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> lis
     free: list[tuple[int, int]] = []  # (free tokens, index of the bin), sorted
     for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
         needed_length = _padded_length(sample, multiple)
-        at = bisect.bisect_left(free, (needed_length, -1))  # the fullest bin with enough space
-        if at < len(free):
-            space, number = free.pop(at)
+        index = bisect.bisect_left(free, (needed_length, -1))  # the fullest bin with enough space
+        if index < len(free):
+            space, number = free.pop(index)
         else:
             space, number = size, len(bins)
             bins.append([])
@@ -116,8 +118,8 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
 
     rows = [_pack_row(samples, multiple, filler) for samples in bins]
     masked = _Packed(**{**rows[0], "loss_mask": np.zeros_like(rows[0]["loss_mask"])})
-    missing = -len(rows) % batch
-    rows += [masked] * missing
+    padding_rows = -len(rows) % batch
+    rows += [masked] * padding_rows
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
     with atomic_file.open_atomically(path) as stream:

@@ -199,9 +199,9 @@ def _turns(row: Mapping[str, object], kind: str, keys: Keys) -> list[Message]:
     question, answer = _text(row[question_key], question_key), _text(row[answer_key], answer_key)
     if not answer.strip():
         raise ValueError(f"{answer_key} is empty: there is nothing to train on")
-    more = row.get(keys.key("input")) if kind == "instruction" else None
-    if more:
-        question += "\n\n" + _text(more, keys.key("input"))
+    input_text = row.get(keys.key("input")) if kind == "instruction" else None
+    if input_text:
+        question += "\n\n" + _text(input_text, keys.key("input"))
     history = row.get("history") or []
     if not isinstance(history, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in history):
         raise ValueError("history is not a list of pairs of a question and an answer")
@@ -216,11 +216,11 @@ def _messages(value: object, key: str, keys: Keys, masked_turns: list[int]) -> l
         raise ValueError(f"{key} is {type_name(value)}, not a list of messages")
     messages: list[Message] = []
     for at, message in enumerate(value):
-        where = f"{key}[{at}]"
+        location = f"{key}[{at}]"
         if not isinstance(message, dict):
-            raise ValueError(f"{where} is {type_name(message)}, not an object")
-        messages.append(_message(message, where, keys))
-        if _weight(message, where) == 0:
+            raise ValueError(f"{location} is {type_name(message)}, not an object")
+        messages.append(_message(message, location, keys))
+        if _weight(message, location) == 0:
             masked_turns.append(at)
     return messages
 
@@ -234,13 +234,13 @@ def _message(message: Mapping[str, object], where: str, keys: Keys) -> Message:
         name = "assistant"
     if name not in ROLES:
         raise ValueError(f"{where}: role {role!r} must be one of {', '.join(ROLES)}")
-    more = {key: message[key] for key in _KEPT if message.get(key)}
+    other_keys = {key: message[key] for key in _KEPT if message.get(key)}
     calls = _tool_calls(message, where)
     if calls:
-        more["tool_calls"] = calls
-    if content is None and more.get("tool_calls"):
-        return {"role": name, "content": "", **more}
-    return {"role": name, "content": _content(content, where), **more}
+        other_keys["tool_calls"] = calls
+    if content is None and other_keys.get("tool_calls"):
+        return {"role": name, "content": "", **other_keys}
+    return {"role": name, "content": _content(content, where), **other_keys}
 
 
 def _content(content: object, where: str) -> str:

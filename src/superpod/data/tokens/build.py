@@ -320,6 +320,6 @@ def _translate_disk_errors(folder: Path) -> Iterator[None]:
             raise UserError(message, paths.OTHER_OUT) from None
         if error.errno != errno.ENOSPC:
             raise
-        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free >> 20
-        message = f"the disk is full ({free} MiB free): free some space and run the same command to resume"
+        free_mib = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free >> 20
+        message = f"the disk is full ({free_mib} MiB free): free some space and run the same command to resume"
         raise OSError(errno.ENOSPC, message, str(folder)) from None

@@ -137,13 +137,13 @@ def _encode_documents(job: ShardJob, bad: documents.BadLine | None) -> Iterator[
 
 def _split_long_text(text: str) -> Iterator[str]:
     """Yield parts of at most `_MAX_CHARACTERS` characters that end at line ends if possible."""
-    at = 0
-    while at < len(text):
-        end = at + _MAX_CHARACTERS
+    start = 0
+    while start < len(text):
+        end = start + _MAX_CHARACTERS
         if end < len(text):
-            end = text.rfind("\n", at, end) + 1 or end
-        yield text[at:end]
-        at = end
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end
 
 
 @lru_cache(maxsize=1)

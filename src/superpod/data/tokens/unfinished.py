@@ -59,12 +59,12 @@ class UnfinishedBuild:
     def _remove_other_build(self, identity: str, note: Callable[[str], None]) -> None:
         manifest = self.work / _MANIFEST
         try:
-            before = json.loads(manifest.read_bytes()).get("identity")
+            old_identity = json.loads(manifest.read_bytes()).get("identity")
         except (OSError, ValueError):
-            before = None
-        if before == identity:
+            old_identity = None
+        if old_identity == identity:
             return
-        if before:
+        if old_identity:
             note("the unfinished build in this folder used different text or options; starting over")
         for path in self.work.iterdir():
             if path.name not in (_LOCK, _MANIFEST):  # until it is replaced, the manifest identifies the folder

@@ -75,11 +75,11 @@ def _run(
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: Item) -> "Future[Result]":
     """Submit a job with SIGINT blocked. A process started here inherits that, so Ctrl-C prints no traceback."""
     # The mask is inherited, so it is set in the parent: the child could be interrupted before its first line.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(function, job)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _initialize_worker(count: int) -> None:

@@ -33,7 +33,8 @@ from superpod.diagnosis.causes.table import (
 
 __all__ = [
     "ALL",
-    "BY_NAME",
+    "CAUSES_BY_NAME",
+    "CAUSES_WITH_TOPICS",
     "CERTAIN",
     "CONFIDENCE",
     "ECHO",
@@ -41,10 +42,9 @@ __all__ = [
     "GROUND",
     "HINT",
     "LIKELY",
-    "OF_MACHINE",
+    "MACHINE_CAUSES",
     "PROGRAM",
     "TABLES",
-    "WITH_TOPIC",
     "Cause",
     "Pattern",
     "find_by_topic",
@@ -53,11 +53,11 @@ __all__ = [
 TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, cluster, software)
 
 ALL: tuple[Cause, ...] = tuple(cause for table in TABLES for cause in table.CAUSES)
-WITH_TOPIC = tuple(cause for cause in ALL if cause.topics or cause.message_topics or cause.fallback)
-OF_MACHINE = {
+CAUSES_WITH_TOPICS = tuple(cause for cause in ALL if cause.topics or cause.message_topics or cause.fallback)
+MACHINE_CAUSES = {
     cause.name
     for cause in ALL
     if cause.depth != PROGRAM or any(cause in table.CAUSES for table in (memory, network, disks))
 }
 """Names of causes that are reported by an allocator, the operating system, NCCL or Slurm."""
-BY_NAME = {cause.name: cause for cause in ALL}
+CAUSES_BY_NAME = {cause.name: cause for cause in ALL}

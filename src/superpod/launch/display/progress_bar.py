@@ -118,18 +118,18 @@ def exit_on_interrupt(console: Console, clean_up: Callable[[], None] = lambda: N
             console.show_cursor(True)
         exit_interrupted(console.file)
 
-    before = {number: signal.getsignal(number) for number in STOPS}
-    for number, handler in before.items():
+    old_handlers = {number: signal.getsignal(number) for number in STOPS}
+    for number, handler in old_handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, leave)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
-BEFORE_STEP_1 = {
+STARTUP_ACTIVITIES = {
     "": "importing NeMo in every rank",
     "start": "building the model and loading its weights",
     "train": "running the first step, which compiles kernels",
@@ -196,11 +196,11 @@ class StepProgress:
         self._next_look = time.monotonic() + 1.0
         attempt = self._folder.attempts[-1] if self._folder.attempts else None
         phase = str(attempt.heartbeat().get("phase", "")) if attempt else ""
-        doing = BEFORE_STEP_1.get(phase, self._doing)
-        self._bar.update(self._task, description=f"{doing} ({time.monotonic() - self._began:.0f} s)")
-        if not can_redraw(self._console) and doing != self._doing:
-            self._console.print(doing, highlight=False)
-        self._doing = doing
+        activity = STARTUP_ACTIVITIES.get(phase, self._doing)
+        self._bar.update(self._task, description=f"{activity} ({time.monotonic() - self._began:.0f} s)")
+        if not can_redraw(self._console) and activity != self._doing:
+            self._console.print(activity, highlight=False)
+        self._doing = activity
 
     def _bytes(self) -> int:
         return self._metrics.stat().st_size if self._metrics.exists() else 0

@@ -69,8 +69,8 @@ def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Seque
     module = _user_module(partial)
     if module:
         written_by = f"Written by `{command}` for {_versions()}. It also requires a copy of {module} as {module.name}."
-    about = f"{_describe(recipe, partial, layout)} Proof: {proof_level.sentence(recipe, nodes, overrides)}."
-    return HEADING.format(name=recipe.name, about=_wrap(about), written=_wrap(written_by), nodes=nodes, gpus=gpus)
+    description = f"{_describe(recipe, partial, layout)} Proof: {proof_level.sentence(recipe, nodes, overrides)}."
+    return HEADING.format(name=recipe.name, about=_wrap(description), written=_wrap(written_by), nodes=nodes, gpus=gpus)
 
 
 def _describe(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:

@@ -221,17 +221,17 @@ def _from_import(module: str, names: list[str]) -> str:
 def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> None:
     """Execute the text of the file; its recipe must equal `partial`, and have the same lines as `complete`."""
     names: dict[str, Any] = {"__name__": "exported"}
-    before = dict(os.environ)
+    old_environ = dict(os.environ)
     try:
         exec(compile(text, "exported", "exec"), names)
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(old_environ)
     exported_recipe = names["recipe"]()
-    different = {str(line) for line in flatten.flatten(exported_recipe)} ^ {
+    different_lines = {str(line) for line in flatten.flatten(exported_recipe)} ^ {
         str(line) for line in flatten.flatten(complete)
     }
     # fiddle's equality also detects whether two fields share one configuration object, which the lines do not show.
-    if different or exported_recipe != partial:
-        detail = sorted(different)[:4] or "configuration objects are shared differently"
+    if different_lines or exported_recipe != partial:
+        detail = sorted(different_lines)[:4] or "configuration objects are shared differently"
         raise RuntimeError(f"the exported file creates a different recipe: {detail}")

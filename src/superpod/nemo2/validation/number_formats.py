@@ -103,8 +103,8 @@ def check_fp8(r: Reader) -> Iterator[Violation]:
 
 def _check_expert_bias(r: Reader, is_fp8: bool) -> Iterator[Violation]:
     """With biased experts in FP8, the router must pad the token counts (`fusions._pad_tokens_of_experts` says why)."""
-    biased = r["model.config.num_moe_experts"] and r["model.config.add_bias_linear"]
-    if not (is_fp8 and biased and r["model.config.moe_grouped_gemm"]):
+    has_expert_bias = r["model.config.num_moe_experts"] and r["model.config.add_bias_linear"]
+    if not (is_fp8 and has_expert_bias and r["model.config.moe_grouped_gemm"]):
         return
     if not r["model.config.moe_router_padding_for_fp8"]:
         message = "experts with biases (add_bias_linear) in FP8 need model.config.moe_router_padding_for_fp8"

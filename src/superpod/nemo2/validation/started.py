@@ -301,13 +301,13 @@ def _set_app_state(r: Reader) -> Iterator[None]:
     from nemo.utils import AppState
 
     state = AppState()
-    before = dict(vars(state))
+    old_state = dict(vars(state))
     state.data_parallel_size = r.data_parallel_size
     try:
         yield
     finally:
         vars(state).clear()
-        vars(state).update(before)
+        vars(state).update(old_state)
 
 
 # -- comparing -------------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ class _Fit:
 
     def value(self, name: str, x: float) -> float:
         """Convert an entry of the vector to the value of the correction `name`."""
-        return float(np.exp(x)) if corrections.BY_NAME[name].kind in ("time", "speed") else float(x)
+        return float(np.exp(x)) if corrections.CORRECTIONS_BY_NAME[name].kind in ("time", "speed") else float(x)
 
     def logs(self, x: Array) -> Array:
         """Return the log of the predicted step time of each run."""

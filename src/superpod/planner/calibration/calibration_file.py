@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from superpod.planner.calibration.calibrate import Calibration
-from superpod.planner.calibration.corrections import BY_NAME
+from superpod.planner.calibration.corrections import CORRECTIONS_BY_NAME
 
 MIN_CHANGE = 0.005
 """Minimum difference from the default; closer values are omitted: their effect is not measurable."""
@@ -21,7 +21,7 @@ def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
     for one in calibrations:
         lines += ["", f"[calibration.{one.gpu}]", f"source = {json.dumps(source)}"]
         lines += [
-            f"{name} = {value:.4g}  # {BY_NAME[name].about}{_explain(name, value)}"
+            f"{name} = {value:.4g}  # {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}"
             for name, value in changed_values(one).items()
         ]
     return "\n".join(lines) + "\n"
@@ -29,13 +29,17 @@ def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
 
 def changed_values(one: Calibration) -> dict[str, float]:
     """Return the corrections that differ from the defaults."""
-    values = {name: one.values.get(name, correction.default) for name, correction in BY_NAME.items()}
-    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].default) > _min_change(name)}
+    values = {name: one.values.get(name, correction.default) for name, correction in CORRECTIONS_BY_NAME.items()}
+    return {
+        name: value
+        for name, value in values.items()
+        if abs(value - CORRECTIONS_BY_NAME[name].default) > _min_change(name)
+    }
 
 
 def _min_change(name: str) -> float:
     """Return the minimum change of a correction; it is smaller for amounts in seconds than for factors."""
-    return MIN_CHANGE / 10 if BY_NAME[name].kind == "amount" else MIN_CHANGE
+    return MIN_CHANGE / 10 if CORRECTIONS_BY_NAME[name].kind == "amount" else MIN_CHANGE
 
 
 def summarize(one: Calibration) -> list[str]:
@@ -46,7 +50,10 @@ def summarize(one: Calibration) -> list[str]:
         errors += f", {one.error(one.held_out_times):.1%} on held-out runs"
     lines = [f"{one.gpu}, {count} run{'s' * (count != 1)}: median error {errors}"]
     changes = changed_values(one)
-    lines += [f"{name} {value:.3g}: {BY_NAME[name].about}{_explain(name, value)}" for name, value in changes.items()]
+    lines += [
+        f"{name} {value:.3g}: {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}"
+        for name, value in changes.items()
+    ]
     if not changes:
         lines.append("no correction: the default constants explain these runs best")
     if count > 1 and one.error(one.held_out_times) >= one.error(one.default_times):
@@ -70,7 +77,7 @@ def summarize(one: Calibration) -> list[str]:
 
 def _explain(name: str, value: float) -> str:
     """Return a suffix that explains the value, depending on the kind of correction."""
-    kind = BY_NAME[name].kind
+    kind = CORRECTIONS_BY_NAME[name].kind
     if kind == "share" and value < 0.1:
         return ": no overlap"
     if kind == "level":

@@ -83,7 +83,7 @@ CORRECTIONS = (
 )
 """Corrections of step times, in the order of the table in a hardware file."""
 ALLOCATED = Correction("allocated", "bytes that a rank allocates", 0.1, kind="bytes")
-BY_NAME = {correction.name: correction for correction in (*CORRECTIONS, ALLOCATED)}
+CORRECTIONS_BY_NAME = {correction.name: correction for correction in (*CORRECTIONS, ALLOCATED)}
 NOTES = ("source", "runs")
 """Keys of the table that contain text."""
 
@@ -98,11 +98,12 @@ def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
     for key, value in table.items():
         if key in NOTES:
             continue
-        if key not in BY_NAME:
+        if key not in CORRECTIONS_BY_NAME:
             raise UserError(
-                f"{where}: there is no correction {key!r}", did_you_mean(key, list(BY_NAME)) or ", ".join(BY_NAME)
+                f"{where}: there is no correction {key!r}",
+                did_you_mean(key, list(CORRECTIONS_BY_NAME)) or ", ".join(CORRECTIONS_BY_NAME),
             )
-        minimum, maximum = BY_NAME[key].limits
+        minimum, maximum = CORRECTIONS_BY_NAME[key].limits
         number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
         if not minimum <= number <= maximum:
             raise UserError(f"{where}: {key} must be a number between {minimum:g} and {maximum:g}, not {value!r}")
@@ -112,7 +113,7 @@ def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
 
 def encode(gpu: str, values: Mapping[str, float]) -> str:
     """Return the value of `Gpu.calibrated_as` for a GPU with these corrections; defaults are omitted."""
-    changed = [f"{key}={value!r}" for key, value in values.items() if value != BY_NAME[key].default]
+    changed = [f"{key}={value!r}" for key, value in values.items() if value != CORRECTIONS_BY_NAME[key].default]
     return f"{gpu}?{'&'.join(changed)}" if changed else gpu
 
 
@@ -127,14 +128,14 @@ def factors(values: Mapping[str, float]) -> dict[str, float]:
     """Return constant of `calibration` -> factor by which the corrections multiply it."""
     result: dict[str, float] = {}
     for key, value in values.items():
-        factor = 1 / value if BY_NAME[key].kind == "speed" else value
-        result |= {name: result.get(name, 1.0) * factor for name in BY_NAME[key].constants}
+        factor = 1 / value if CORRECTIONS_BY_NAME[key].kind == "speed" else value
+        result |= {name: result.get(name, 1.0) * factor for name in CORRECTIONS_BY_NAME[key].constants}
     return result
 
 
 def additions(values: Mapping[str, float]) -> dict[str, float]:
     """Return the corrections that are not factors, which `steptime.price` uses as additional constants."""
-    return {key: value for key, value in values.items() if BY_NAME[key].kind in LIMITS}
+    return {key: value for key, value in values.items() if CORRECTIONS_BY_NAME[key].kind in LIMITS}
 
 
 def retries(calibrated_as: str) -> bool:

@@ -251,10 +251,10 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
         shared_ffn = expert_ffn * (c.get(keys.shared_count) or 0)
     elif keys.shared_ffn:
         shared_ffn = c[keys.shared_ffn]
-    dense = sorted(c.get("mlp_only_layers") or [])
-    if dense != list(range(len(dense))):
+    dense_layers = sorted(c.get("mlp_only_layers") or [])
+    if dense_layers != list(range(len(dense_layers))):
         raise UserError(
-            f"mlp_only_layers {dense}: only the first layers can be dense",
+            f"mlp_only_layers {dense_layers}: only the first layers can be dense",
             "specify the model as a shape: dense_first=..",
         )
     return {
@@ -262,7 +262,7 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
         "topk": c["num_experts_per_tok"],
         "expert_ffn": expert_ffn,
         "shared_ffn": shared_ffn,
-        "dense_first": c[keys.dense_first] if keys.dense_first else len(dense),
+        "dense_first": c[keys.dense_first] if keys.dense_first else len(dense_layers),
         "moe_every": c[keys.every] if keys.every else 1,
     }
 
@@ -278,7 +278,7 @@ def to_transformers4_keys(config: Config) -> Config:
     if not isinstance(rope, dict):
         return config
     parts = {key: value for key, value in rope.items() if isinstance(value, dict)}
-    full = dict(parts.get("full_attention", {}) if parts else rope)
+    full_attention = dict(parts.get("full_attention", {}) if parts else rope)
     local = parts.get("sliding_attention", {})
     local_kind = local.get("rope_type", "default")
     if local_kind != "default":
@@ -286,10 +286,12 @@ def to_transformers4_keys(config: Config) -> Config:
             f"rope_parameters sets type {local_kind!r} for layers with a sliding window; NeMo's classes support RoPE "
             "scaling only for full attention"
         )
-    rope_fields = {key: full.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full}
+    rope_fields = {
+        key: full_attention.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full_attention
+    }
     if "rope_theta" in local:
         rope_fields["rope_local_base_freq"] = local["rope_theta"]
-    rope_fields["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
+    rope_fields["rope_scaling"] = None if full_attention.get("rope_type", "default") == "default" else full_attention
     for key, value in rope_fields.items():
         if config.get(key) is not None and _comparable(config[key]) != _comparable(value):
             raise InconsistentConfigError(f"{key} is {config[key]!r}, but {value!r} in rope_parameters")

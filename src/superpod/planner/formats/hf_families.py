@@ -96,8 +96,8 @@ def _chatglm(c: Config) -> Config:
 
 
 def _ernie(c: Config) -> Config:
-    biased = c.get("use_bias", False)
-    return {"attention_bias": biased, "mlp_bias": biased}
+    has_bias = c.get("use_bias", False)
+    return {"attention_bias": has_bias, "mlp_bias": has_bias}
 
 
 def _internlm2(c: Config) -> Config:
@@ -107,8 +107,8 @@ def _internlm2(c: Config) -> Config:
 
 def _internlm3(c: Config) -> Config:
     """On the Hub (internlm/internlm3-8b-instruct): `qkv_bias`, and `bias` for all other layers."""
-    biased = c.get("bias", False)
-    return {"attention_bias": biased, "mlp_bias": biased, "qkv_bias": c.get("qkv_bias", False)}
+    has_bias = c.get("bias", False)
+    return {"attention_bias": has_bias, "mlp_bias": has_bias, "qkv_bias": c.get("qkv_bias", False)}
 
 
 def _nemotron_h(c: Config) -> Config:

@@ -20,7 +20,7 @@ from superpod.planner.formats.hf_families import FAMILIES, HARMLESS_KEYS, Config
 from superpod.planner.models.shape import ModelShape
 
 CONFIG = "a Hugging Face config.json, or the folder that contains it"
-BY_HAND = "specify the model as a shape: recipes plan {shape} --gpu h100 --nodes 1"
+SHAPE_HINT = "specify the model as a shape: recipes plan {shape} --gpu h100 --nodes 1"
 
 SHAPE_KEYS = {
     "num_hidden_layers": "layers",
@@ -165,23 +165,23 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShap
     """
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
-    where = str(path)
-    keys = decoder_keys(read_json(path, CONFIG), where)
+    location = str(path)
+    keys = decoder_keys(read_json(path, CONFIG), location)
     kind = str(keys.get("model_type") or "")
     notes = [] if kind in FAMILIES else [_require_llama_keys(keys, kind, path)]
-    config = parse_config(keys, where)
+    config = parse_config(keys, location)
     if config.left_out:
         notes.insert(0, f"text decoder only, without the {config.left_out} part")
     blocks = BLOCKS.get(kind, {})
     try:
         blocks = dict(blocks(config) if callable(blocks) else blocks)
     except KeyError as missing:
-        raise missing_key(missing, kind, where) from missing
+        raise missing_key(missing, kind, location) from missing
     window, irregular = _window(config)
     notes += [note for note in (blocks.pop("approximate", None), irregular) if note]
     name = str(keys.get("_name_or_path") or path.absolute().parent.name or kind).rstrip("/").rpartition("/")[2]
-    shape = {"vocab_divisible_by": vocab_divisible_by, "source": where, **_sizes(config), **window, **blocks}
-    return ModelShape.from_mapping(name, shape | {"approximate": "; ".join(notes)}, where)
+    shape = {"vocab_divisible_by": vocab_divisible_by, "source": location, **_sizes(config), **window, **blocks}
+    return ModelShape.from_mapping(name, shape | {"approximate": "; ".join(notes)}, location)
 
 
 def _sizes(c: HFConfig) -> Blocks:
@@ -209,8 +209,8 @@ def _window(c: HFConfig) -> tuple[Blocks, str | None]:
 
 def _repeats(is_windowed: Sequence[bool], period: int) -> bool:
     """Whether all layers have the window, except every `period`-th."""
-    regular = [period == 0 or (layer + 1) % period != 0 for layer in range(len(is_windowed))]
-    return list(is_windowed) == regular
+    expected_windows = [period == 0 or (layer + 1) % period != 0 for layer in range(len(is_windowed))]
+    return list(is_windowed) == expected_windows
 
 
 def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:
@@ -222,13 +222,13 @@ def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:
     stated_names = keys.get("architectures") or [kind or "no model_type"]
     names = ", ".join(map(str, stated_names)) if isinstance(stated_names, list) else str(stated_names)
     known_fields = {field: keys[key] for key, field in SHAPE_KEYS.items() if keys.get(key)}
-    hint = BY_HAND.format(
+    hint = SHAPE_HINT.format(
         shape=",".join(f"{field}={value}" for field, value in known_fields.items()) or "layers=..,hidden=.."
     )
     what = f"{path}: the architecture {names} (model_type {kind!r}) is not supported"
-    missing = [key for key in REQUIRED_KEYS if keys.get(key) is None]
-    if missing:
-        raise UserError(f"{what}, and {missing[0]} is missing", f"{hint}; known: {', '.join(FAMILIES)}")
+    missing_keys = [key for key in REQUIRED_KEYS if keys.get(key) is None]
+    if missing_keys:
+        raise UserError(f"{what}, and {missing_keys[0]} is missing", f"{hint}; known: {', '.join(FAMILIES)}")
     unknown_keys = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))
     if unknown_keys:
         raise UserError(f"{what}, and Llama models have no key {unknown_keys[0]}, so it may change the sizes", hint)

@@ -27,7 +27,7 @@ ZERO_ALLOWED = (
     *("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops"),
     *("rails", "scalable_unit", "host_gb", "nics"),
 )
-NOT_INHERITED = ("name", "source", "aliases")
+OWN_KEYS = ("name", "source", "aliases")
 """Fields that `like` does not copy."""
 Value = str | bool | float | tuple[str, ...]
 
@@ -143,7 +143,7 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
     keys = [f.name for f in fields(kind) if f.name != "name"]
     if (like := table.get("like")) is not None:
         model = pick(base, known.gpu_name(like), kind.__name__.lower(), f"{place.at('like')}: like: ")
-        values = {key: getattr(model, key) for key in keys if key not in NOT_INHERITED} | values
+        values = {key: getattr(model, key) for key in keys if key not in OWN_KEYS} | values
         if isinstance(model, Gpu):
             values["calibrated_as"] = model.calibrated_as or model.name
     shared = known.generations.get(str(table.get("generation")), {}) if kind is Gpu else {}

@@ -151,11 +151,11 @@ def _compare(
 
 def _check_participation(run: FinishedRun, steps: int) -> CheckResult:
     """Check that every rank trained for all steps and changed parameters."""
-    idle = [
+    idle_ranks = [
         rank
         for rank, record in enumerate(run.ranks)
         if len(record["losses"]) != steps or not replica_check.find_changed_parameters(record)
     ]
-    if idle:
-        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle))} did not train")
+    if idle_ranks:
+        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle_ranks))} did not train")
     return CheckResult("every rank took part", True, f"{len(run.ranks)} ranks trained parameters in {steps} steps")

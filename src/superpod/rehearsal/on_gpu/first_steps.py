@@ -92,20 +92,20 @@ def run_cases(
     try:
         while running or (waiting_cases and time.monotonic() < deadline):
             while waiting_cases and len(running) < workers and time.monotonic() < deadline:
-                used_gib = sum(needed_gib(one.case) for one in running.values())
+                used_gib = sum(needed_gib(process.case) for process in running.values())
                 fitting_cases = [
                     case for case in waiting_cases if not running or used_gib + needed_gib(case) <= total_gib
                 ]
                 if not fitting_cases:
                     break
-                one = Running(fitting_cases[0], folder / fitting_cases[0].folder, time.monotonic())
-                waiting_cases.remove(one.case)
-                running[_start(one, fork=fork)] = one
+                process = Running(fitting_cases[0], folder / fitting_cases[0].folder, time.monotonic())
+                waiting_cases.remove(process.case)
+                running[_start(process, fork=fork)] = process
             for pid, error in _find_ended(running):
-                one = running.pop(pid)
-                result = case_ids[one.case] | _collect(one, error)
+                process = running.pop(pid)
+                result = case_ids[process.case] | _collect(process, error)
                 append_line(file, result)
-                results[one.case] = result
+                results[process.case] = result
                 note(result)
             time.sleep(0.05)
     finally:

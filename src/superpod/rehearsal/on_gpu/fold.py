@@ -57,14 +57,14 @@ def _fold_most_layers(
 ) -> PlannedJob:
     """Return the folded job with the largest number of layers whose reserved memory fits."""
     best = None
-    low, high = min_layers, max(min_layers, max_layers)
-    while low <= high:
-        middle_layers = (low + high) // 2
+    low, high_layers = min_layers, max(min_layers, max_layers)
+    while low <= high_layers:
+        middle_layers = (low + high_layers) // 2
         folded_job = _fold(job, middle_layers, micro_batches)
         if predicted_gib(folded_job) <= limit_gib:
             best, low = folded_job, middle_layers + 1
         else:
-            high = middle_layers - 1
+            high_layers = middle_layers - 1
     if best is None:
         need_gib = predicted_gib(_fold(job, min_layers, micro_batches))
         raise RehearsalError(

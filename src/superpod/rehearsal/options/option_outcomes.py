@@ -125,6 +125,6 @@ def _list_variables(case: OptionCase) -> str:
 
     recipe = find(case.recipe)
     job = recipe_job.job(recipe, recipe.nodes[0])
-    before = {v.name: v.value for v in environment.variables(job, case.overrides[:-1])}
-    after = environment.variables(job, case.overrides)
-    return ", ".join(f"{v.name}={v.value}" for v in after if before.get(v.name) != v.value)
+    old_values = {v.name: v.value for v in environment.variables(job, case.overrides[:-1])}
+    variables = environment.variables(job, case.overrides)
+    return ", ".join(f"{v.name}={v.value}" for v in variables if old_values.get(v.name) != v.value)

@@ -218,9 +218,9 @@ def _disable_network() -> Iterator[None]:
     from huggingface_hub import constants
     from transformers.utils import hub
 
-    before = constants.HF_HUB_OFFLINE, hub._is_offline_mode
+    old_values = constants.HF_HUB_OFFLINE, hub._is_offline_mode
     constants.HF_HUB_OFFLINE = hub._is_offline_mode = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE, hub._is_offline_mode = before
+        constants.HF_HUB_OFFLINE, hub._is_offline_mode = old_values

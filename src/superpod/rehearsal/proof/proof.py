@@ -179,12 +179,12 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     """Return the digest of every size whose configuration Megatron and NeMo accept; add the others to `faults`."""
     cached_inputs = run.cache.resolved
     keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.wanted}
-    missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in cached_inputs}
-    run.proof.resolved_now = len(missing)
-    for results in run.pool.run(rank_models.resolve_all, missing, RESOLVED_AT_ONCE):
+    missing_sizes = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in cached_inputs}
+    run.proof.resolved_now = len(missing_sizes)
+    for results in run.pool.run(rank_models.resolve_all, missing_sizes, RESOLVED_AT_ONCE):
         cached_inputs.update(results)
         run.cache.save_periodically()
-        run.note("resolving", sum(key in cached_inputs for key in missing), len(missing))
+        run.note("resolving", sum(key in cached_inputs for key in missing_sizes), len(missing_sizes))
     digests: dict[Size, str] = {}
     for size, key in keys.items():
         resolution = cached_inputs[key]
@@ -239,12 +239,12 @@ def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) 
 
 def _build_missing(run: _Run, size_keys: Mapping[str, SizeKey]) -> None:
     cached_builds = run.cache.built
-    missing = {key: size for key, size in size_keys.items() if key not in cached_builds}
-    run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
-    for results in run.pool.run(rank_models.build_all, missing, BUILT_AT_ONCE):
+    missing_sizes = {key: size for key, size in size_keys.items() if key not in cached_builds}
+    run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing_sizes.values())
+    for results in run.pool.run(rank_models.build_all, missing_sizes, BUILT_AT_ONCE):
         cached_builds.update(results)
         run.cache.save_periodically()
-        run.note("building", sum(key in cached_builds for key in missing), len(missing))
+        run.note("building", sum(key in cached_builds for key in missing_sizes), len(missing_sizes))
 
 
 def _add_faults(

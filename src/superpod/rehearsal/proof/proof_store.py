@@ -210,15 +210,15 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
     if old_proof.get("versions") != proof.versions:
         old_proof = {}
     own_sizes = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
-    before = _entries(old_proof)
+    old_entries = _entries(old_proof)
     new: dict[str, tuple[str, str]] = {}
     for one in proof.digests.values():
-        inputs, built = before.get(one.facts, ("", ""))
+        inputs, built = old_entries.get(one.facts, ("", ""))
         if one.built != NOT_RECORDED:
             new[one.facts] = (one.inputs, one.built)
         elif inputs == one.inputs:
             new[one.facts] = (inputs, built)
-    sizes = _group_by_recipe({key: entry for key, entry in before.items() if key not in own_sizes} | new)
+    sizes = _group_by_recipe({key: entry for key, entry in old_entries.items() if key not in own_sizes} | new)
     names, models = {recipe.name for recipe in recipes}, {recipe.model.name for recipe in recipes}
     kept_reasons = {name: why for name, why in old_proof.get("unproven", {}).items() if name not in models}
     new_proof = {
@@ -231,7 +231,10 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
     result_files.write(proof_level.PROOF_FILE, new_proof, levels=2)
     earlier_count = sum(built == NOT_RECORDED for _, built in new.values())
     return WriteResult(
-        proof_level.PROOF_FILE, len(new) - earlier_count, earlier_count, len(before.keys() & (own_sizes - new.keys()))
+        proof_level.PROOF_FILE,
+        len(new) - earlier_count,
+        earlier_count,
+        len(old_entries.keys() & (own_sizes - new.keys())),
     )
 
 

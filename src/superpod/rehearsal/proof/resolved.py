@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 """A JSON object."""
 
-NOT_SETTINGS = ("store", "trainer", "restore_config", "lightning_module", "model", "mcore_config")
+IGNORED_KEYS = ("store", "trainer", "restore_config", "lightning_module", "model", "mcore_config")
 """Attributes of a strategy that are not settings; the model configuration is a separate part of the key."""
 CHECKPOINTS = ("ckpt_", "save_ckpt", "load_", "async_save", "parallel_save", "parallel_load", "log_", "progress_")
 """Name prefixes of a strategy's attributes for checkpoints and logs."""
-BY_NAME = ("Timers",)
+CLASSES_BY_NAME = ("Timers",)
 """Classes for measurements; the key contains only their names."""
 TEXT_MODULES = ("torch", "datetime", "pathlib", "fractions")
 """Modules whose objects are completely described by their text: data types, devices, time intervals, paths."""
@@ -97,7 +97,7 @@ def _settings(strategy: Any) -> Plain:
 
 
 def _is_setting(name: str) -> bool:
-    return name not in (*NOT_SETTINGS, "io__") and not name.startswith(CHECKPOINTS)
+    return name not in (*IGNORED_KEYS, "io__") and not name.startswith(CHECKPOINTS)
 
 
 def to_json(value: Any) -> Any:
@@ -119,7 +119,7 @@ def to_json(value: Any) -> Any:
     if callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "config"):
         return _function_to_json(value)
     if hasattr(value, "__dict__"):
-        if type(value).__name__ in BY_NAME:
+        if type(value).__name__ in CLASSES_BY_NAME:
             return {"class": _name(type(value))}
         fields = {name: item for name, item in vars(value).items() if name != "__io__"}  # its constructor's arguments
         return {"class": _name(type(value)), **{name: to_json(item) for name, item in fields.items()}}

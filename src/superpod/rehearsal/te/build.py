@@ -173,7 +173,7 @@ def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
     from nemo.utils import AppState
 
     state = AppState()
-    before = dict(vars(state))
+    old_state = dict(vars(state))
     state.world_size = world_size
     state.data_parallel_size = parallel_state.get_data_parallel_world_size()
     state.tensor_model_parallel_size = strategy.tensor_model_parallel_size
@@ -182,12 +182,12 @@ def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
         yield
     finally:
         vars(state).clear()
-        vars(state).update(before)
+        vars(state).update(old_state)
 
 
 @contextlib.contextmanager
 def _suppress_output() -> Iterator[None]:
-    before = logging.root.manager.disable
+    old_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         # Transformer Engine sets the level of a logger in each attention layer, which clears the caches of all loggers.
@@ -195,4 +195,4 @@ def _suppress_output() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(old_level)

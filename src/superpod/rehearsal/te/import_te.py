@@ -62,10 +62,10 @@ def install() -> None:
 
 def _patch_versions() -> None:
     """Let importlib.metadata report versions for packages that are not installed."""
-    real = importlib.metadata.version
+    real_version = importlib.metadata.version
 
     def version(name: str) -> str:
-        return _DISTRIBUTIONS.get(name.replace("-", "_")) or real(name)
+        return _DISTRIBUTIONS.get(name.replace("-", "_")) or real_version(name)
 
     importlib.metadata.version = version
 

@@ -95,11 +95,11 @@ def _create_gated_norm() -> type:
 @contextlib.contextmanager
 def install_during_import(names: tuple[str, ...] = ONLY_FOR_IMPORT) -> Iterator[None]:
     """Install stubs for the duration of an import."""
-    before = set(sys.modules)
+    old_modules = set(sys.modules)
     install(names)
     try:
         yield
     finally:
         for name in names:
-            if name not in before and isinstance(sys.modules.get(name), Package):
+            if name not in old_modules and isinstance(sys.modules.get(name), Package):
                 del sys.modules[name]

@@ -133,8 +133,8 @@ def _run_t5(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
     ids, answer = (torch.empty(micro_batch, length, dtype=torch.int64) for length in (tokens, targets))
     encoder = torch.empty(micro_batch, 1, 1, tokens, dtype=torch.bool)
     decoder = torch.empty(micro_batch, 1, targets, targets, dtype=torch.bool)
-    cross = (torch.empty(micro_batch, 1, 1, targets, dtype=torch.bool), encoder)
-    return model(ids, answer, encoder, decoder, cross, answer if model.post_process else None)
+    cross_mask = (torch.empty(micro_batch, 1, 1, targets, dtype=torch.bool), encoder)
+    return model(ids, answer, encoder, decoder, cross_mask, answer if model.post_process else None)
 
 
 def _build_packed_params(config: Any) -> Any:

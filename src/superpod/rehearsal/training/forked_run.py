@@ -98,9 +98,9 @@ def run(
                 _end_session(pid)
     seconds = time.time() - began
     files = [folder / f"{rank}.json" for rank in range(ranks)]
-    missing = [rank for rank, file in enumerate(files) if not file.is_file()]
-    if missing and not error:
-        error = f"rank {missing[0]} exited without a record"
+    missing_ranks = [rank for rank, file in enumerate(files) if not file.is_file()]
+    if missing_ranks and not error:
+        error = f"rank {missing_ranks[0]} exited without a record"
     records = [] if error else [json.loads(file.read_text()) for file in files]
     return FinishedRun(name, seconds, records, error, began)
 

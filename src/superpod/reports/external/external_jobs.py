@@ -71,9 +71,9 @@ def build_job(
     if not gpu:
         return None, "its log does not name the GPU type: specify it with --gpu"
     node = hardware.node(gpu)
-    missing = [name for name in REQUIRED_ARGUMENTS if not parse_count(facts, name)]
-    if missing:
-        return None, f"its log does not contain Megatron-LM's arguments, such as {missing[0]}"
+    missing_arguments = [name for name in REQUIRED_ARGUMENTS if not parse_count(facts, name)]
+    if missing_arguments:
+        return None, f"its log does not contain Megatron-LM's arguments, such as {missing_arguments[0]}"
     if not (gpus and seq and batch):
         return None, "its log does not contain the number of GPUs, the sequence length or the batch size"
 

@@ -40,9 +40,9 @@ def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
     nodes = len({beat.get("node", beat.get("host")) for beat in heartbeats.values()})
     size = max(int(beat.get("size") or 0) for beat in heartbeats.values())
     total = f" of {size:,}" if size > len(heartbeats) else ""
-    where = f" on {counted(nodes, 'node')}" if nodes else ""
+    node_text = f" on {counted(nodes, 'node')}" if nodes else ""
     in_phases = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
-    sentences = [f"{len(heartbeats):,}{total} ranks{where}: {in_phases}"]
+    sentences = [f"{len(heartbeats):,}{total} ranks{node_text}: {in_phases}"]
     if "ended" not in attempts[-1].result:
         live_ranks = {rank: beat for rank, beat in heartbeats.items() if beat.get("phase") not in ENDED_PHASES}
         sentences += _describe_slowest(live_ranks, now) + _describe_silent(live_ranks, now)

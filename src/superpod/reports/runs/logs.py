@@ -101,16 +101,16 @@ class Reader:
         try:
             size = path.stat().st_size
             start = max(0, size - self._last_bytes) if self._last_bytes else 0
-            at = self._at.setdefault(path, start)
-            if size <= at:
+            offset = self._at.setdefault(path, start)
+            if size <= offset:
                 return []
             with path.open("rb") as file:
-                file.seek(at)
+                file.seek(offset)
                 data = file.read()
         except OSError:
             return []  # removed or made unreadable in the meantime
         end = data.rfind(b"\n") + 1  # 0 if no line is complete
-        self._at[path] = at + end
+        self._at[path] = offset + end
         new_lines = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
         labelled_lines = [parse(path, line) if by_rank else Line(None, line) for line in new_lines]
         if by_rank and is_by_node(path) and not self._all:

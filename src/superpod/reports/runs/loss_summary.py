@@ -35,8 +35,8 @@ class LossSummary:
         if not self.bad:
             return finite
 
-        where = f"step {self.bad_from:,}" if self.bad == 1 else f"steps {self.bad_from:,} to {self.bad_to:,}"
-        bad = f"non-finite (nan, inf) at {counted(self.bad, 'step')}: {where}"
+        steps_text = f"step {self.bad_from:,}" if self.bad == 1 else f"steps {self.bad_from:,} to {self.bad_to:,}"
+        bad = f"non-finite (nan, inf) at {counted(self.bad, 'step')}: {steps_text}"
         if not finite:
             return bad
         if self.end is None:

@@ -165,9 +165,9 @@ def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step
     kept: dict[int, Step] = {}
     repeated_steps = []
     for report in reports:
-        before = kept.get(report.step)
-        if before is not None and before.attempt != report.attempt:
-            repeated_steps.append(before)
+        previous_report = kept.get(report.step)
+        if previous_report is not None and previous_report.attempt != report.attempt:
+            repeated_steps.append(previous_report)
         kept[report.step] = report
     return tuple(kept[step] for step in sorted(kept)), tuple(repeated_steps)
 
@@ -258,10 +258,10 @@ def _describe_left_out(metrics_file: Path, read: int) -> str:
         rows = sum(1 for row in read_bytes(metrics_file).split(b"\n") if row.strip())
     except OSError:
         return ""
-    missing = rows - read
-    if missing <= 0:
+    missing_rows = rows - read
+    if missing_rows <= 0:
         return ""
-    return f"{counted(missing, 'row')} of metrics.jsonl: truncated, or not a training step"
+    return f"{counted(missing_rows, 'row')} of metrics.jsonl: truncated, or not a training step"
 
 
 def read_span(attempt: Attempt) -> Span:

@@ -44,7 +44,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
 """Seconds between two checks, after a SIGTERM, whether the job was cancelled; KillWait is 30 s."""
 
-FOR_ALL_JOBS = (resume.NoIntactCheckpointError, deferred_data.MissingDataError, owner.UnsafeError)
+ERRORS_OF_ALL_JOBS = (resume.NoIntactCheckpointError, deferred_data.MissingDataError, owner.UnsafeError)
 """Errors that would recur in every later job, and therefore stop the run."""
 SIGNAL_MEANINGS = {
     "SIGUSR1": "the time limit is near",
@@ -240,7 +240,7 @@ class _RunningAttempt:
         except Exception as error:
             self._is_preparing = False
             message = _with_hint(error)
-            if isinstance(error, FOR_ALL_JOBS):
+            if isinstance(error, ERRORS_OF_ALL_JOBS):
                 guard.stop(self.run, message, by=run_state.StoppedBy.AUTOMATIC)
             with contextlib.suppress(UserError):
                 self.attempt.finish(State.FAILED, message=message or type(error).__name__)
@@ -440,8 +440,8 @@ def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_di
     for number in STOP_SIGNALS:
         signal.signal(number, interrupt)
     try:
-        at = job.deadline()
-        held_s = min(full_disk.HELD_S, (at - time.time()) / 2) if at else full_disk.HELD_S
+        deadline = job.deadline()
+        held_s = min(full_disk.HELD_S, (deadline - time.time()) / 2) if deadline else full_disk.HELD_S
         with as_user_errors(run.path):
             return full_disk.wait_for_space(run, _log, held_s=held_s, self_submit=self_submit)
     finally:
@@ -497,9 +497,9 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--notify", dest="webhook", type=Webhook.from_option, default="")
     if "--" not in words:
         parser.error("the command that starts the ranks is missing; pass it after --, for example: -- srun ...")
-    at = words.index("--")
-    command, model_step = model_steps.split(words[at + 1 :])
-    return parser.parse_args(words[:at], argparse.Namespace(model_step=model_step)), command
+    index = words.index("--")
+    command, model_step = model_steps.split(words[index + 1 :])
+    return parser.parse_args(words[:index], argparse.Namespace(model_step=model_step)), command
 
 
 if __name__ == "__main__":

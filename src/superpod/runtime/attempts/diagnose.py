@@ -149,9 +149,9 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
     if kills:
         text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
         events.events.append(_certain_event("host_out_of_memory", file, text))
-    free = shutil.disk_usage(folder.path).free
-    if free < _MIN_FREE_BYTES and result.get("state") != State.DONE:
-        text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"
+    free_bytes = shutil.disk_usage(folder.path).free
+    if free_bytes < _MIN_FREE_BYTES and result.get("state") != State.DONE:
+        text = f"the disk under {folder.path} is full ({free_bytes / 2**20:.0f} MiB free)"
         events.events.append(
             _certain_event("disk_full", folder.path, text, detail=f"{text}: free up space, then resume")
         )

@@ -25,8 +25,8 @@ END_S = 10.0
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments at `--` into the command for the ranks and the command for the model steps; [] = none."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
+    index = words.index("--") if "--" in words else len(words)
+    return words[:index], words[index + 1 :]
 
 
 def refuse_unsafe_inputs(run: RunFolder) -> None:

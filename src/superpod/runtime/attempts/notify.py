@@ -113,9 +113,9 @@ def _post(url: str, data: bytes) -> str:
 def read_address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Read the address from the variable `name`, or else from `file`; return it, and why it is missing or invalid."""
     url = environ.get(name, "") if name else ""
-    where = f"the variable {name}"
+    source = f"the variable {name}"
     if not url and file:
-        where = file
+        source = file
         try:
             facts = os.stat(file)
             if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.getuid()):
@@ -124,12 +124,12 @@ def read_address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str,
         except (OSError, UnicodeDecodeError) as error:
             return "", f"{file} cannot be read: {getattr(error, 'strerror', 'not a text file')}"
     if not url:
-        return "", f"{where} does not contain an address" if name or file else ""
+        return "", f"{source} does not contain an address" if name or file else ""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url:
             return url, ""
-    return "", f"{where} does not contain an address that begins with https:// or http://"
+    return "", f"{source} does not contain an address that begins with https:// or http://"
 
 
 def find_event(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[Event | None, str]:

@@ -54,10 +54,10 @@ def idle_streak(attempts: Sequence[AttemptProgress]) -> list[AttemptProgress]:
     Attempts with new steps count only if they have taken at least MIN_S in total: for a job that is stopped two minutes
     after its start, the share is not meaningful.
     """
-    idle = list(itertools.takewhile(lambda attempt: attempt.is_idle, reversed(attempts)))
-    if sum(attempt.took_s or 0.0 for attempt in idle if attempt.steps > 0) >= MIN_S:
-        return idle
-    return list(itertools.takewhile(lambda attempt: attempt.steps <= 0, idle))
+    idle_attempts = list(itertools.takewhile(lambda attempt: attempt.is_idle, reversed(attempts)))
+    if sum(attempt.took_s or 0.0 for attempt in idle_attempts if attempt.steps > 0) >= MIN_S:
+        return idle_attempts
+    return list(itertools.takewhile(lambda attempt: attempt.steps <= 0, idle_attempts))
 
 
 def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest_step: int) -> list[AttemptProgress]:
@@ -85,8 +85,8 @@ def _useful_s(lines: list[JsonObject], end: int) -> float | None:
     kept_lines = [line for line in timed_lines if line["step"] <= end]
     if not kept_lines:
         return None
-    after = [line for line in timed_lines if line["step"] > end]
-    last = _step_start(after[0]) if after else _time_of(kept_lines[-1])
+    lost_lines = [line for line in timed_lines if line["step"] > end]
+    last = _step_start(lost_lines[0]) if lost_lines else _time_of(kept_lines[-1])
     steps = sum({line["step"]: float(line["step_time_s"]) for line in kept_lines}.values())
     return max(steps, last - _step_start(kept_lines[0]))  # the clock may have been set back
 

@@ -33,12 +33,12 @@ class TimeLimit:
         if time.monotonic() < self._next:
             return ""
         self._next = time.monotonic() + ASK_S
-        at = self._ask()
-        if not at or at == self.at:  # 0 = the controller does not answer: keep the known limit
+        end_time = self._ask()
+        if not end_time or end_time == self.at:  # 0 = the controller does not answer: keep the known limit
             return ""
-        self.at = at
+        self.at = end_time
         self._write()
-        return f"the job's time limit is now {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}"
+        return f"the job's time limit is now {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(end_time))}"
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # on a full disk, the ranks keep the known limit
@@ -47,5 +47,5 @@ class TimeLimit:
 
 def read(attempt: Path) -> float | None:
     """Return the limit written by the first node; None if there is none."""
-    at = (read_json(attempt / FILE) or {}).get("at")
-    return number_or_none(at)
+    end_time = (read_json(attempt / FILE) or {}).get("at")
+    return number_or_none(end_time)

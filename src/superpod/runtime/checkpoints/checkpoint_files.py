@@ -268,11 +268,11 @@ def _size_problem(content: Content, facts: os.stat_result) -> Problem | None:
     """Compare the type and size of a file with its expected content."""
     if not stat.S_ISREG(facts.st_mode):
         return Problem.of_file(content.name, "is not a regular file")
-    more = facts.st_size - content.size
+    excess_bytes = facts.st_size - content.size
     is_exact = content.crc is not None or content.sample is not None  # .metadata only has the end of the last tensor
-    if more < 0 or (more > 0 and is_exact):
-        too = "too many" if more > 0 else "too few"
-        return Problem.of_file(content.name, f"has {facts.st_size} bytes, {abs(more)} {too}")
+    if excess_bytes < 0 or (excess_bytes > 0 and is_exact):
+        too_text = "too many" if excess_bytes > 0 else "too few"
+        return Problem.of_file(content.name, f"has {facts.st_size} bytes, {abs(excess_bytes)} {too_text}")
     return None
 
 
@@ -313,16 +313,16 @@ def _is_intact(file: Path) -> bool:
 def _weights_problems(checkpoint: Path) -> list[Problem]:
     """Return the problems with the metadata that Megatron and torch write for the weights. Raises OSError."""
     weights = weights_of(checkpoint)
-    where = "weights/" if weights != checkpoint else ""
+    prefix = "weights/" if weights != checkpoint else ""
     facts = _read_object(weights / "metadata.json")
     wrong: list[Problem] = []
-    if facts is None and where:  # fsdp_dtensor does not have this file
+    if facts is None and prefix:  # fsdp_dtensor does not have this file
         name = "weights/metadata.json"
         wrong.append(Problem(f"{name}, which is written last, is missing or corrupt", name))
     by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
     common = weights / "common.pt"
     if not (_is_intact(common) if by_torch else common.is_file()):
-        wrong.append(Problem.of_file(f"{where}common.pt", "is missing or corrupt"))
+        wrong.append(Problem.of_file(f"{prefix}common.pt", "is missing or corrupt"))
     if not by_torch:
         return wrong
     try:
@@ -330,7 +330,7 @@ def _weights_problems(checkpoint: Path) -> list[Problem]:
     except ValueError as error:
         return [*wrong, Problem(str(error))]
     incomplete_tensors = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
-    if incomplete_tensors and where:  # not tested with the uneven shards of fsdp_dtensor
+    if incomplete_tensors and prefix:  # not tested with the uneven shards of fsdp_dtensor
         wrong.append(Problem(f"{len(incomplete_tensors)} tensors are incomplete, such as {incomplete_tensors[0]}"))
     return wrong
 

@@ -313,8 +313,8 @@ def _refuse_resume(
     """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and a hint."""
     names = [f"{d.path.name}: {d.why}" for d in corrupt_checkpoints]
     if corrupt_checkpoints:
-        more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
-        problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more}"
+        more_text = f"; and {len(names) - 2} more" if len(names) > 2 else ""
+        problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more_text}"
     elif deleted_step:
         problem = f"its checkpoint at step {deleted_step} no longer exists, and there is no other"
     else:

@@ -36,7 +36,7 @@ GRACE_S = 5.0
 REMOVE_S, RETRY_S = 30.0, 0.2
 """Timeout and interval in seconds for retrying a removal while a file of the checkpoint is open on some node."""
 
-_IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)
+_IN_USE_ERRORS = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)
 """Errors of rmtree while NFS keeps a removed file until it is closed, or when part of the manifest was just written."""
 
 
@@ -151,7 +151,7 @@ def _retry_removal(checkpoint: Path, remove: Callable[[], None]) -> None:
         except OSError as error:
             if error.errno == errno.ENOENT and not checkpoint.exists():
                 return None
-            if error.errno not in _IN_USE or time.monotonic() > end:
+            if error.errno not in _IN_USE_ERRORS or time.monotonic() > end:
                 raise
         time.sleep(RETRY_S)
 

@@ -97,17 +97,17 @@ class SharedReader:
         answers, is_late = self._ask_nodes(checkpoint, shares, limit_s)
 
         # The first node checks the shares of nodes that did not answer.
-        missing = [share for share in range(count) if share not in answers]
+        missing_shares = [share for share in range(count) if share not in answers]
         if is_late:
-            names = ", ".join(self._nodes[share] for share in missing[:8])
-            if len(missing) > 8:
+            names = ", ".join(self._nodes[share] for share in missing_shares[:8])
+            if len(missing_shares) > 8:
                 names += ", ..."
             self._log(
                 f"{names} did not read their share of {checkpoint.name} within {duration(limit_s)}: the first node "
                 "checks its sizes and samples"
             )
         budget = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
-        unread_contents = [content for share in missing for content in shares[share]]
+        unread_contents = [content for share in missing_shares for content in shares[share]]
         problems = [problem for share in sorted(answers) for problem in answers[share]]
         return problems + checkpoint_files.check_contents(checkpoint, unread_contents, budget)
 

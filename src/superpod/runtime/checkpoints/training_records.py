@@ -38,8 +38,8 @@ class Record:
 
 def attempts_since_reset(run: RunFolder) -> list[Attempt]:
     """Return the attempts since the last reset, or all attempts of a run that was never reset."""
-    after = (read_json(run.path / RESET) or {}).get("after")
-    first = int(after) + 1 if is_number(after) else 1
+    reset_attempt = (read_json(run.path / RESET) or {}).get("after")
+    first = int(reset_attempt) + 1 if is_number(reset_attempt) else 1
     return [attempt for attempt in run.attempts if int(attempt.name) >= first]
 
 

@@ -94,13 +94,13 @@ def run_tcp_client(partner: str, port: int, size: int, interface: str) -> tuple[
     """
     with connect(partner, port) as first:
         # The host name may resolve to a management network, but training uses the profile's interface.
-        better = first.recv(64).decode().strip()
-    with connect(better or partner, port) as to:
+        reply = first.recv(64).decode().strip()
+    with connect(reply or partner, port) as to:
         to.settimeout(300)
         began = time.monotonic()
         send(to, size)
         receive(to, size)
-        return time.monotonic() - began, f"TCP over {interface}" if better else "TCP by host name"
+        return time.monotonic() - began, f"TCP over {interface}" if reply else "TCP by host name"
 
 
 def run_tcp_server(port: int, size: int, interface: str) -> None:

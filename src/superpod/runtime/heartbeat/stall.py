@@ -85,9 +85,9 @@ def silent_rank(
         or min(_seconds_since(beat, _progress_time(beat), now) for beat in timed_heartbeats.values()) < train_s
     ):
         return None  # a rank is making progress, so none is stuck
-    missing = _ranks_not_started(nodes, timed_heartbeats) if ran_s > other_s else ""
-    if missing:
-        return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
+    missing_ranks = _ranks_not_started(nodes, timed_heartbeats) if ran_s > other_s else ""
+    if missing_ranks:
+        return f"{missing_ranks} not begun after {ran_s:.0f} s, and the others wait"
     frozen = {rank: beat for rank, beat in live_ranks.items() if _is_frozen(beat, train_s, now)}
     late_ranks = []
     for rank, beat in live_ranks.items():
@@ -102,8 +102,8 @@ def silent_rank(
     rank = min(live_ranks, key=lambda r: (int(live_ranks[r].get("step", 0)), _progress_time(live_ranks[r])))
     beat = live_ranks[rank]
     ago_text = f"{_seconds_since(beat, _progress_time(beat), now):.0f} s ago, before the others"
-    where = beat.get("phase", "?")
-    return f"rank {rank}{_on_host(beat)} is stuck in {where} since step {beat.get('step', '?')}, {ago_text}"
+    phase = beat.get("phase", "?")
+    return f"rank {rank}{_on_host(beat)} is stuck in {phase} since step {beat.get('step', '?')}, {ago_text}"
 
 
 def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
@@ -138,11 +138,11 @@ def _ranks_not_started(nodes: Sequence[str], heartbeats: Mapping[int, JsonObject
     ranks = sorted(set(range(size)) - set(heartbeats))
     if not ranks:
         return ""
-    where = [nodes[i] for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
+    silent_nodes = [nodes[i] for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
     hosts = ""
-    if where:
-        more = ", ..." if len(where) > 4 else ""
-        hosts = f" on {', '.join(where[:4])}{more}"
+    if silent_nodes:
+        ellipsis = ", ..." if len(silent_nodes) > 4 else ""
+        hosts = f" on {', '.join(silent_nodes[:4])}{ellipsis}"
     verb = "have" if len(ranks) > 1 else "has"
     return f"{format_ranks(ranks)}{hosts} {verb}"
 

@@ -106,12 +106,12 @@ def refuse_running(run: Path) -> None:
 def ranks_without_launcher(run: Path, attempt: str) -> UserError:
     """Return the error for ranks of an attempt that still hold the lock after their launcher has exited."""
     pids = sorted(find(run))
-    where = _format_pids(pids) if pids else "on another host"
+    location = _format_pids(pids) if pids else "on another host"
     hint = "wait until they exit, or terminate them there"
     if pids:
         hint = f"they save and exit within a minute; to terminate them now, without saving: {_kill_command(pids)}"
     return UserError(
-        f"ranks of attempt {attempt} of {run} are still running, {where}, but their launcher has exited", hint
+        f"ranks of attempt {attempt} of {run} are still running, {location}, but their launcher has exited", hint
     )
 
 

@@ -55,11 +55,11 @@ class StopSignal:
     def handle_signals(self) -> Iterator[None]:
         """Count stop signals while the block runs."""
         numbers = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._count) for number in numbers}
+        old_handlers = {number: signal.signal(number, self._count) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)
 
     def _count(self, number: int, frame: object) -> None:

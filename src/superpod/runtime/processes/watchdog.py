@@ -107,9 +107,9 @@ def main(command: int, attempt: Path | None) -> None:
     for leader in _leaders_until_gone(command):
         kill_group(leader)
     if attempt and attempt.is_dir():
-        when = time.time()
+        time_s = time.time()
         _end_attempt(attempt)
-        _record(attempt, command, when)
+        _record(attempt, command, time_s)
 
 
 def _leaders_until_gone(command: int) -> list[int]:
@@ -154,8 +154,8 @@ def _record(attempt: Path, command: int, time_s: float) -> None:
     from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 
     this, run = Attempt(attempt), RunFolder(attempt.parents[1])
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
-    killed = f"its launcher, pid {command} on host {socket.gethostname()}, was killed at {at}"
+    time_text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+    killed = f"its launcher, pid {command} on host {socket.gethostname()}, was killed at {time_text}"
     if "ended" in this.result:  # killed during the export
         with as_user_errors(attempt):
             write_json(attempt / "result.json", {**this.result, LAUNCHER_KILLED: killed})

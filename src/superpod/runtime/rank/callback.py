@@ -190,10 +190,10 @@ class RunCallback(Callback):
 
     def _time_limit(self) -> float:
         """Return the Unix time at which the job ends, as last read from Slurm by the first node; 0 = no limit."""
-        at = time_limit.read(self._attempt_dir)
-        if at is None:
+        end_time = time_limit.read(self._attempt_dir)
+        if end_time is None:
             return float(os.environ.get("SUPERPOD_DEADLINE") or 0)
-        return at
+        return end_time
 
     def _require_resumed(self, trainer: Trainer) -> None:
         """Raise RunError if training starts before the step of the checkpoint from which it should resume."""
@@ -211,7 +211,7 @@ class RunCallback(Callback):
         seconds = time.monotonic() - self._step_began  # correct, since reading the loss has waited for the GPU
         tokens = _tokens_per_step(trainer)
         # Without an earlier line (metrics.jsonl was removed), assume the same number of tokens in all earlier steps.
-        before = self._line.get("tokens") or (tokens or 0) * (trainer.global_step - 1)
+        tokens_before = self._line.get("tokens") or (tokens or 0) * (trainer.global_step - 1)
         self._append(
             {
                 "t": time.time(),
@@ -222,7 +222,7 @@ class RunCallback(Callback):
                 "lr": _metric_value(metrics.get("lr")),
                 "grad_norm": _metric_value(metrics.get("grad_norm")),
                 "step_time_s": round(seconds, 6),
-                "tokens": before + tokens if tokens else None,
+                "tokens": tokens_before + tokens if tokens else None,
                 "tokens_per_s_per_gpu": tokens / seconds / trainer.world_size if tokens else None,
                 **memory_gib(),
             }

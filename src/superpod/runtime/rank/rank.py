@@ -118,11 +118,11 @@ def shield_children() -> None:
     # For spawned children, block the signals during the launch: exec keeps the mask, but at_fork hooks do not run.
     def launch_shielded(self: popen_spawn_posix.Popen, process: BaseProcess) -> None:
         resource_tracker.ensure_running()  # its start would unblock SIGTERM
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, own_signals)
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, own_signals)
         try:
             launch(self, process)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
     popen_spawn_posix.Popen._launch = launch_shielded  # pyright: ignore[reportAttributeAccessIssue]
 

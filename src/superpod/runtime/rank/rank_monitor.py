@@ -67,12 +67,12 @@ def _start(run: Path) -> tuple[Any, str]:
     config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
     # Ctrl-C and the signal before the time limit reach all processes. They would end the monitor, and then the rank
     # during its save.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     fork: Any = multiprocessing.get_context("fork")  # the parameter is annotated as a module, but a context is used
     try:
         monitor = ft.RankMonitorServer.run_in_subprocess(config, socket, is_restarter_logger=False, mp_ctx=fork)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         tempfile.tempdir = default
     os.environ[FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR] = socket
     return monitor, folder

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from superpod.common.redaction import redact_text
 from superpod.common.units import format_ranks
-from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE
+from superpod.diagnosis.causes import CAUSES_BY_NAME, CERTAIN, CONFIDENCE
 from superpod.diagnosis.rank_logs import tails
 from superpod.diagnosis.verdict import FAILED, UNKNOWN, Evidence, Finding, Verdict, shown_path
 from superpod.runtime.rank.capture import ASK
@@ -116,11 +116,11 @@ def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
 def wait_for_logs(attempt: Attempt) -> None:
     """Wait until the logs no longer grow, at most SETTLE_S seconds."""
     end = time.monotonic() + SETTLE_S
-    before, equal_sizes = -1, 0
+    old_size, equal_sizes = -1, 0
     while time.monotonic() < end and equal_sizes < 5:
         size = sum(_size(log) for log in attempt.logs)
-        equal_sizes = equal_sizes + 1 if size == before else 0
-        before = size
+        equal_sizes = equal_sizes + 1 if size == old_size else 0
+        old_size = size
         time.sleep(_POLL_S)
 
 
@@ -210,16 +210,16 @@ def describe_stall(silent_node: str, attempt: Attempt) -> str:
     """
     stacks = read(attempt.path)
     sizes = [int(beat.get("size", 0)) for beat in attempt.heartbeats().values()]
-    missing = _missing_ranks(stacks, max(sizes, default=0))
+    missing_ranks = _missing_ranks(stacks, max(sizes, default=0))
     if not stacks:
         return silent_node
-    suspects = set(missing) or {stack.rank for stack in find_blocking(stacks)}
+    suspects = set(missing_ranks) or {stack.rank for stack in find_blocking(stacks)}
     rank_match = re.match(r"rank (\d+)", silent_node)
     if suspects and rank_match and int(rank_match[1]) not in suspects:
         # Stacks show which rank the others are waiting for; heartbeats have a resolution of only a second.
         by_heartbeats = silent_node.replace(", before the others", "")
-        return f"{_describe(stacks, missing)}; according to the heartbeats, {by_heartbeats}"
-    return f"{silent_node}; {_describe(stacks, missing)}"
+        return f"{_describe(stacks, missing_ranks)}; according to the heartbeats, {by_heartbeats}"
+    return f"{silent_node}; {_describe(stacks, missing_ranks)}"
 
 
 def _missing_ranks(stacks: Sequence[Stack], size: int) -> list[int]:
@@ -242,9 +242,9 @@ def _describe(stacks: Sequence[Stack], missing_ranks: Sequence[int]) -> str:
 
 def find_blocking(stacks: Sequence[Stack]) -> list[Stack]:
     """Find the ranks that the others wait for: those not in communication, or else those in a less common call."""
-    free = [stack for stack in stacks if stack.waits_in is None]
-    if free and len(free) < len(stacks):
-        return free
+    free_stacks = [stack for stack in stacks if stack.waits_in is None]
+    if free_stacks and len(free_stacks) < len(stacks):
+        return free_stacks
     groups = _group(stacks)
     if len(groups) > 1 and len(groups[-1]) < len(groups[0]):
         return [stack for group in groups if len(group) < len(groups[0]) for stack in group]
@@ -284,23 +284,23 @@ def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
         return verdict
     heartbeats = Attempt(attempt).heartbeats()
     size = max((int(beat.get("size", 0)) for beat in heartbeats.values()), default=0) or len(heartbeats)
-    missing = _missing_ranks(stacks, size)
-    blocking = find_blocking(stacks) if not missing else []
-    ranks = tuple(missing or [stack.rank for stack in blocking])
-    where = _describe(stacks, missing)
+    missing_ranks = _missing_ranks(stacks, size)
+    blocking = find_blocking(stacks) if not missing_ranks else []
+    ranks = tuple(missing_ranks or [stack.rank for stack in blocking])
+    description = _describe(stacks, missing_ranks)
     shown_stacks = []
     for stack in [*blocking, *(stack for stack in stacks if stack not in blocking)][:4]:
         text = redact_text(f"rank {stack.rank} was in {stack.location}")
         shown_stacks.append(Evidence(shown_path(stack.path, base), 0, text, stack.rank))
 
-    cause = BY_NAME["hang"]
+    cause = CAUSES_BY_NAME["hang"]
     if verdict.root is None:
-        root = Finding(cause.name, cause.means, CONFIDENCE[CERTAIN], cause.fix, ranks, tuple(shown_stacks), where)
+        root = Finding(cause.name, cause.means, CONFIDENCE[CERTAIN], cause.fix, ranks, tuple(shown_stacks), description)
         return replace(verdict, state=FAILED, root=root, first_error=None)
     first = verdict.root.evidence[0].text if verdict.root.evidence else ""
     detail = verdict.root.detail or first
-    if where not in detail:
-        detail = f"{detail}; {where}" if detail else where
+    if description not in detail:
+        detail = f"{detail}; {description}" if detail else description
     lines = [line for line in verdict.root.evidence[:1] if line.number or line.text not in detail]
     root = replace(verdict.root, detail=detail, ranks=ranks or verdict.root.ranks, evidence=(*lines, *shown_stacks))
     return replace(verdict, root=root)

@@ -114,9 +114,9 @@ class Deadline:
     def _update(self) -> None:
         """Read the limit that the first node last obtained from Slurm."""
         self._next_look = time.monotonic() + LOOK_S
-        at = time_limit.read(self._attempt) if self._attempt else None
-        if at is not None:
-            self._at = at
+        end_time = time_limit.read(self._attempt) if self._attempt else None
+        if end_time is not None:
+            self._at = end_time
 
 
 def save_last(trainer: Trainer) -> bool:

@@ -81,12 +81,12 @@ def refuse_others(run: Path, action: str, *, root_may: bool = True) -> None:
 def restrict_umask() -> Iterator[None]:
     """Create files and folders without write permission for group and others within the block."""
     # The umask can only be read by setting it; until then, a stricter one does no harm.
-    before = os.umask(0o077)
-    os.umask(before | 0o022)
+    old_umask = os.umask(0o077)
+    os.umask(old_umask | 0o022)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 def folder_in(shared: Path, name: str) -> Path:

@@ -243,8 +243,8 @@ class RunFolder:
     @property
     def resumed_after(self) -> int:
         """The number of the newest attempt when the user resumed the stopped run; 0 = never."""
-        after = (read_json(self.path / RESUMED) or {}).get("after")
-        return int(after) if is_number(after) else 0
+        attempt_name = (read_json(self.path / RESUMED) or {}).get("after")
+        return int(attempt_name) if is_number(attempt_name) else 0
 
     @property
     def has_pending_export(self) -> bool:
@@ -411,19 +411,19 @@ def as_user_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or path
+        location = error.filename or path
         if is_full(error):
-            message, hint = f"no space left for {where}", "free up space there, or use another folder for runs"
+            message, hint = f"no space left for {location}", "free up space there, or use another folder for runs"
         elif isinstance(error, (FileExistsError, NotADirectoryError)):
-            message, hint = f"{where} must be a folder, but a file exists there", "move it, or use another folder"
+            message, hint = f"{location} must be a folder, but a file exists there", "move it, or use another folder"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             message, hint = (
-                f"cannot write {where}: {error.strerror}",
+                f"cannot write {location}: {error.strerror}",
                 "use a folder for which you have write permission",
             )
         elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-            message = f"the file system of {where} does not support file locks"
+            message = f"the file system of {location} does not support file locks"
             hint = "mount it with flock, or use another file system"
         else:
-            message, hint = f"cannot write {where}: {error.strerror}", "check the file system"
+            message, hint = f"cannot write {location}: {error.strerror}", "check the file system"
         raise UserError(message, hint) from error

@@ -258,9 +258,9 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
 
 def check_host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check that slurm.mem is enough for the NeMo processes themselves, without a model."""
-    have = to_mib(cluster.slurm.mem)
+    available_mib = to_mib(cluster.slurm.mem)
     need = round(size.gpus_per_node * PROCESS_GIB * 1024)
-    if 0 < have < need:
+    if 0 < available_mib < need:
         yield Finding(
             f"slurm.mem {cluster.slurm.mem} is less than what {size.gpus_per_node} ranks need even without a model: "
             f"{PROCESS_GIB} GiB each, {need}M",

@@ -251,8 +251,8 @@ def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
     slurm = cluster.slurm
     if slurm.mpi == "none":
         return ""
-    where = {"account": slurm.account, "partition": slurm.partition}
-    output = connection.shell(_MPI, slurm.mpi, *(f"--{name}={value}" for name, value in where.items() if value))
+    job_options = {"account": slurm.account, "partition": slurm.partition}
+    output = connection.shell(_MPI, slurm.mpi, *(f"--{name}={value}" for name, value in job_options.items() if value))
     errors = re.findall(r"^srun: error: *(.*)", output, re.MULTILINE)
     return errors[0] if errors else ""
 
@@ -260,7 +260,7 @@ def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
 def parse(answers: dict[str, str]) -> LiveCluster:
     """Parse the raw output of each command in QUERY."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
-    free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
+    free_match = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
     now = answers.get("now", "").strip()
     queued_rows = (line.partition("|") for line in answers.get("queued", "").splitlines())
     return LiveCluster(
@@ -283,7 +283,7 @@ def parse(answers: dict[str, str]) -> LiveCluster:
         python=int(answers.get("python", "").strip() or 0),
         ranks_python=answers.get("ranks_python", "yes").strip() == "yes",
         modules={k.removeprefix("module:"): v.strip() for k, v in answers.items() if k.startswith("module:")},
-        runs_free=int(free[1]) * 1024 if free else None,
+        runs_free=int(free_match[1]) * 1024 if free_match else None,
         runs_open=_open_mode(answers),
         paths={key.removeprefix("path:"): value.strip() for key, value in answers.items() if key.startswith("path:")},
     )

@@ -253,10 +253,10 @@ def check_hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     names: list[str] = []
     if not listed.startswith("^"):
         names = [name.partition(":")[0] for name in listed.removeprefix("=").split(",") if name]
-    missing = [name for name in names if name not in existing_hcas]
-    if missing:
+    missing_names = [name for name in names if name not in existing_hcas]
+    if missing_names:
         yield Finding(
-            f"network.hcas: {node.host} has no {', '.join(missing)}",
+            f"network.hcas: {node.host} has no {', '.join(missing_names)}",
             f"HCAs on {node.host}: {', '.join(existing_hcas) or 'none'}",
         )
     if kind not in ("infiniband", "roce") or cluster.declared_only:

@@ -37,8 +37,8 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
         return
     prediction = predict.one(request.job())
     if prediction.verdict == "oom":
-        better = better_layout.find(recipe)
-        hint = f"--layout auto selects {better}" if better else memory_hint(request.job())
+        better_text = better_layout.find(recipe)
+        hint = f"--layout auto selects {better_text}" if better_text else memory_hint(request.job())
         yield Finding(
             f"{request.recipe} on this number of nodes does not fit on {recipe.gpu}: {prediction.reason}", hint
         )
@@ -88,8 +88,8 @@ def gpu_note(name: str, recipe_gpu: str, gpu: str, own_step_s: float | None, ste
     note = (
         f"this recipe is for {recipe_gpu}: planned {own_step_s:.3g} s per step on {recipe_gpu}, {step_s:.3g} s on {gpu}"
     )
-    better = _recipe_for_gpu(name, recipe_gpu, gpu)
-    return f"{note}; {better} is the recipe for {gpu}" if better else note
+    better_recipe = _recipe_for_gpu(name, recipe_gpu, gpu)
+    return f"{note}; {better_recipe} is the recipe for {gpu}" if better_recipe else note
 
 
 def _recipe_hint(name: str, recipe_gpu: str, gpu: str) -> str:

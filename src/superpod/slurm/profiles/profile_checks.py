@@ -183,15 +183,15 @@ def check_gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     nodes = live.nodes_in(name)
     if not nodes or cluster.slurm.gpus == "none":
         return
-    most = max(count_gpus(node)[0] for node in nodes)
-    if most == 0:
+    max_gpus = max(count_gpus(node)[0] for node in nodes)
+    if max_gpus == 0:
         yield Finding(
             f"Slurm lists no GPUs for any node of {name}", 'set slurm.gpus = "none": jobs then get whole nodes'
         )
-    elif most < cluster.gpus_per_node:
+    elif max_gpus < cluster.gpus_per_node:
         yield Finding(
-            f"gpus_per_node is {cluster.gpus_per_node}, but the nodes of {name} have {most}",
-            f"set gpus_per_node = {most}",
+            f"gpus_per_node is {cluster.gpus_per_node}, but the nodes of {name} have {max_gpus}",
+            f"set gpus_per_node = {max_gpus}",
         )
     types = {count_gpus(node)[1] for node in nodes} - {""}
     kinds = {kind for kind in map(match_gpu, types) if kind}
@@ -211,23 +211,23 @@ def check_gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 def check_cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that a node has enough CPUs for all its ranks."""
     name, cpus_each = partition_name(cluster, live), cluster.slurm.cpus_per_task
-    most = max((int(node.get("CPUTot", 0)) for node in live.nodes_in(name)), default=0)
+    max_cpus = max((int(node.get("CPUTot", 0)) for node in live.nodes_in(name)), default=0)
     need = cpus_each * cluster.gpus_per_node
-    if most and need > most:
+    if max_cpus and need > max_cpus:
         yield Finding(
             f"slurm.cpus_per_task {cpus_each} x {cluster.gpus_per_node} ranks = {need} CPUs, but a node of {name} "
-            f"has {most}",
-            f"set cpus_per_task = {most // cluster.gpus_per_node}",
+            f"has {max_cpus}",
+            f"set cpus_per_task = {max_cpus // cluster.gpus_per_node}",
         )
 
 
 def check_memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that a node has the requested memory."""
     name = partition_name(cluster, live)
-    most = max((int(n.get("RealMemory", 0)) for n in live.nodes_in(name)), default=0)
-    if most and to_mib(cluster.slurm.mem) > most:
+    max_mib = max((int(n.get("RealMemory", 0)) for n in live.nodes_in(name)), default=0)
+    if max_mib and to_mib(cluster.slurm.mem) > max_mib:
         yield Finding(
-            f"slurm.mem {cluster.slurm.mem} exceeds the memory of the nodes of {name}, {most}M", 'set mem = "0"'
+            f"slurm.mem {cluster.slurm.mem} exceeds the memory of the nodes of {name}, {max_mib}M", 'set mem = "0"'
         )
 
 

@@ -58,11 +58,11 @@ def umask(mask: str) -> Iterator[None]:
     if not mask:
         yield
         return
-    before = os.umask(int(mask, 8))
+    old_umask = os.umask(int(mask, 8))
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 def with_full_permissions(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -118,8 +118,8 @@ def _head(job: BatchJob, lines: int) -> str:
 def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
     """List the sbatch options for the resources of a job: `nodes` nodes with `gpus` tasks and GPUs each."""
     slurm = cluster.slurm
-    where = {name: getattr(slurm, name) for name in ("account", "partition", "qos", "constraint")}
-    options = [f"--{name}={value}" for name, value in where.items() if value]
+    job_options = {name: getattr(slurm, name) for name in ("account", "partition", "qos", "constraint")}
+    options = [f"--{name}={value}" for name, value in job_options.items() if value]
     options += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}", *_gpu_and_cpu_options(cluster, gpus)]
     if slurm.exclusive:
         options.append("--exclusive")

@@ -54,16 +54,16 @@ def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) 
         UserError: a variable in `[env]` would make the job fail at startup.
     """
     if cluster.declared_only:
-        profile_variables = [Variable(name, value, FROM_PROFILE) for name, value in cluster.env.items()]
+        profile_variables = [Variable(name, value, PROFILE_SOURCE) for name, value in cluster.env.items()]
         other_variables = [v for v in (*PROCESS, *_site_variables(cluster)) if v.name not in cluster.env]
         return other_variables + profile_variables
     job = job.replace(node=hardware.builtin().node(cluster.gpu))  # a recipe for H100 may run on H200
     env = [*PROCESS, *environment.variables(job, overrides), *_network_kind_variables(cluster, job.node)]
     env += _site_variables(cluster)
-    return environment.with_user_variables(env, cluster.env, FROM_PROFILE, job)
+    return environment.with_user_variables(env, cluster.env, PROFILE_SOURCE, job)
 
 
-FROM_PROFILE = "set by [env] of the cluster profile"
+PROFILE_SOURCE = "set by [env] of the cluster profile"
 
 _NETWORK_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_")
 

@@ -252,9 +252,9 @@ class SlurmSnapshot:
         queue = job_queue.query_jobs(connection, owners or {str(os.geteuid())})
         if queue is None:
             return cls(None, at=at)
-        idle = _runs_without_jobs(slurm_runs, queue)
-        final_states = _ended_jobs(idle, connection, queue)
-        return cls(queue, final_states, frozenset(_hidden_runs(idle, connection, users)), at)
+        idle_runs = _runs_without_jobs(slurm_runs, queue)
+        final_states = _ended_jobs(idle_runs, connection, queue)
+        return cls(queue, final_states, frozenset(_hidden_runs(idle_runs, connection, users)), at)
 
     def summarize(self, runs: list[RunFolder], *, ask_later: bool = False) -> list[RunView]:
         """Summarize runs, in order, from these answers and their folders.

@@ -54,9 +54,9 @@ class SubmitOptions:
         """Number of attempts of each run to queue."""
         return self.attempts or self.profile.chain.attempts
 
-    def submission(self, request: Request, live: LiveCluster, which: str = "") -> Submission:
-        """Return the submission of a request, checked against the cluster; `which` as in `resolve_request`."""
-        submission = Submission(request_checks.resolve_request(request, which), self.profile, self.runs, self.time)
+    def submission(self, request: Request, live: LiveCluster, label: str = "") -> Submission:
+        """Return the submission of a request, checked against the cluster; `label` as in `resolve_request`."""
+        submission = Submission(request_checks.resolve_request(request, label), self.profile, self.runs, self.time)
         preflight.refuse(preflight.Case(submission, live, attempts=self.count))
         return submission
 

@@ -62,8 +62,8 @@ def _note_without_nemo() -> None:
     print(f"note: {deferred.NO_NEMO_NOTE}", file=sys.stderr)
 
 
-def resolve_request(request: Request, which: str = "") -> ResolvedRun:
-    """Resolve a request; if NeMo has to build it, show the progress with the suffix `which`.
+def resolve_request(request: Request, label: str = "") -> ResolvedRun:
+    """Resolve a request; if NeMo has to build it, show the progress with the suffix `label`.
 
     If NeMo is not installed on this machine, only plan the request: the job will build it.
     """
@@ -79,7 +79,7 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     with silence_libraries() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt
         if not needs_nemo(request):
             return resolve_for_job(request)
-        with spinner(consoles.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
+        with spinner(consoles.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){label}"):
             return resolve_for_job(request)
 
 

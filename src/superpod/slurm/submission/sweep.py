@@ -166,8 +166,8 @@ def _throttle_dependency(run: str, jobs: dict[str, QueuedJobs], at_once: int) ->
     place = queued_runs.index(run) if run in jobs else len(queued_runs)
     if not at_once or place < at_once:
         return []
-    before = jobs[queued_runs[place - at_once]]
-    return [f"afterany:{':'.join(before.ids)}"]
+    previous_jobs = jobs[queued_runs[place - at_once]]
+    return [f"afterany:{':'.join(previous_jobs.ids)}"]
 
 
 def _write(

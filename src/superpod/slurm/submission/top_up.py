@@ -66,9 +66,9 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
             raise UserError(message, "" if view.state is State.DONE else hint)
         if view.jobs is None:
             raise UserError("Slurm's controller does not answer, so the queued jobs are unknown", "try again later")
-        missing = run_views.missing_attempts(view, attempts or int(run.facts.get("attempts", 1)))
-        if not missing:
+        missing_attempts = run_views.missing_attempts(view, attempts or int(run.facts.get("attempts", 1)))
+        if not missing_attempts:
             return None
-        jobs = submit.queue(connection, str(run.path), missing, excluded_nodes(run))
+        jobs = submit.queue(connection, str(run.path), missing_attempts, excluded_nodes(run))
         submit.append_jobs(run, jobs.ids)
         return jobs

@@ -64,7 +64,7 @@ def find_model_type(model: Any) -> str:
 def _common_keys(config: Any, kind: str) -> dict[str, Any]:
     names = {nemo_config.get_activation(name): theirs for name, theirs in ACTIVATIONS.items()}
     act = names.get(config.activation_func, "silu")
-    biased = bool(config.add_bias_linear)
+    has_bias = bool(config.add_bias_linear)
     keys = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -79,9 +79,9 @@ def _common_keys(config: Any, kind: str) -> dict[str, Any]:
         "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act": act,
     }
     if kind == "starcoder2":
-        keys["use_bias"] = biased
+        keys["use_bias"] = has_bias
     elif kind in ("llama", "nemotron"):
-        keys |= {"attention_bias": biased, "mlp_bias": biased}
+        keys |= {"attention_bias": has_bias, "mlp_bias": has_bias}
     if not config.multi_latent_attention:
         keys["head_dim"] = config.kv_channels
     return keys
@@ -166,7 +166,7 @@ def _experts_keys(config: Any, kind: str) -> dict[str, Any]:
 def _latent_keys(config: Any) -> dict[str, Any]:
     sigmoid = config.moe_router_score_function == "sigmoid"
     pattern = config.moe_layer_freq
-    dense = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
+    dense_layers = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
     groups = config.moe_router_num_groups
     keys = {
         "num_key_value_heads": config.num_attention_heads,
@@ -175,7 +175,7 @@ def _latent_keys(config: Any) -> dict[str, Any]:
         "qk_nope_head_dim": config.qk_head_dim,
         "qk_rope_head_dim": config.qk_pos_emb_head_dim,
         "v_head_dim": config.v_head_dim,
-        "first_k_dense_replace": dense,
+        "first_k_dense_replace": dense_layers,
         "n_shared_experts": (config.moe_shared_expert_intermediate_size or 0) // config.moe_ffn_hidden_size,
         "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,
         "n_group": groups or 1,

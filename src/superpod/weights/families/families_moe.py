@@ -43,9 +43,9 @@ def qwen3_moe_fields(config: HFConfig) -> NemoFields:
     """Convert Qwen 3 with experts in every layer."""
     require_no_bias(config, "Qwen3Model", "attention_bias")
     if config.moe_every != 1 or config.dense_first:
-        dense = config.values.get("mlp_only_layers") or []
+        dense_layers = config.values.get("mlp_only_layers") or []
         raise UnsupportedError(
-            f"decoder_sparse_step is {config.moe_every} and mlp_only_layers is {dense}, but NeMo's class has "
+            f"decoder_sparse_step is {config.moe_every} and mlp_only_layers is {dense_layers}, but NeMo's class has "
             "experts in all layers"
         )
     router = softmax_router(config, normalized=bool(config.values["norm_topk_prob"]))

@@ -50,7 +50,7 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
     keys = decoder_keys(config, where)
     kind = str(config.get("model_type") or "")
     if kind not in FAMILIES:
-        reason = NOT_COMPUTABLE.get(kind, "NeMo 2.7.3 has no class that computes it")
+        reason = UNSUPPORTED_FAMILIES.get(kind, "NeMo 2.7.3 has no class that computes it")
         known_families = f"known: {', '.join(FAMILIES)}"
         raise UserError(f"{where}: NeMo 2.7.3 cannot import model_type {kind!r}: {reason}", known_families)
     family = FAMILIES[kind]
@@ -131,7 +131,7 @@ CAUSAL_MODEL_VALUES: Config = {
 }
 """Keys of all configurations, with the only value for a plain causal language model."""
 
-NOT_COMPUTABLE = {
+UNSUPPORTED_FAMILIES = {
     "olmo": "it clips queries and has norms without weights",
     "olmo2": "its norms follow attention and MLP, and q and k are normalized over all heads together",
     "olmo3": "its norms follow attention and MLP, and q and k are normalized over all heads together",

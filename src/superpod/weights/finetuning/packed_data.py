@@ -224,9 +224,9 @@ class _Reader:
         bad.check(count, source.name)
         repeats = self.distinct.count_repeats()
         kept, counts = packing.fit(encoded, self.sizes.longest, self.options.long)
-        more = {"source": source.name, "length": self.sizes.longest, "skipped": bad.count, "reasons": bad.summary,
+        facts = {"source": source.name, "length": self.sizes.longest, "skipped": bad.count, "reasons": bad.summary,
                 "duplicates": repeats}  # fmt: skip
-        self.counts.append({**asdict(counts), **more})
+        self.counts.append({**asdict(counts), **facts})
         return kept
 
 

@@ -47,8 +47,8 @@ def set_steps(partial: run.Partial, steps: int | None) -> None:
     trainer = partial.trainer
     trainer.max_steps = steps or trainer.max_steps
     # Use the largest interval that divides the number of steps, so that the last step is validated.
-    most = min(trainer.val_check_interval, trainer.max_steps)
-    trainer.val_check_interval = max(n for n in range(1, most + 1) if trainer.max_steps % n == 0)
+    max_interval = min(trainer.val_check_interval, trainer.max_steps)
+    trainer.val_check_interval = max(n for n in range(1, max_interval + 1) if trainer.max_steps % n == 0)
     # Count steps of the entire training. Counted per epoch, a resumed run may have too few steps left for a validation.
     trainer.check_val_every_n_epoch = None
     saving = partial.log.ckpt

@@ -90,8 +90,8 @@ def measure(folder: Path, packed: Path, batch: int, answers: int = 0) -> Evaluat
     is_cheap = model.device.type != "cpu" or model.num_parameters() <= MAX_CPU_PARAMETERS
     for number, sample in samples(packed, batch):
         loss, tokens = _sum_losses(model, sample)
-        before = sums.get(number, (0.0, 0))
-        sums[number], seen_samples = (before[0] + loss, before[1] + tokens), seen_samples + 1
+        previous_sums = sums.get(number, (0.0, 0))
+        sums[number], seen_samples = (previous_sums[0] + loss, previous_sums[1] + tokens), seen_samples + 1
         if is_cheap and len(listed) < answers:
             listed.append(_generate_answer(model, tokenizer, sample))
     if not sums:

@@ -48,8 +48,10 @@ class Verdict:
         """The verdict on one line."""
         if self.problems:
             return f"not servable: {'; '.join(self.problems)}"
-        where = f"servable by {' and '.join(self.servers)}" if self.servers else "no listed server supports this model"
-        return f"{where}: {', '.join((*self.notes, 'no server was started'))}"
+        verdict = (
+            f"servable by {' and '.join(self.servers)}" if self.servers else "no listed server supports this model"
+        )
+        return f"{verdict}: {', '.join((*self.notes, 'no server was started'))}"
 
 
 @cache
@@ -65,9 +67,9 @@ def check(folder: Path) -> Verdict:
     except (OSError, ValueError) as error:
         return Verdict((f"config.json cannot be read: {error}",), (), ())
     tensors = read_headers(folder)
-    missing = [name for name in FIELDS if not config.get(name) and name != "max_position_embeddings"]
-    problems = [f"config.json lacks {', '.join(missing)}"] if missing else []
-    problems += [] if missing else [*_check_shapes(folder, tensors), *_check_formats(config, tensors)]
+    missing_keys = [name for name in FIELDS if not config.get(name) and name != "max_position_embeddings"]
+    problems = [f"config.json lacks {', '.join(missing_keys)}"] if missing_keys else []
+    problems += [] if missing_keys else [*_check_shapes(folder, tensors), *_check_formats(config, tensors)]
     problems += _check_tokenizer(folder, config)
     if absent := custom_code.missing_files(folder):
         problems.append(f"custom code is missing: {', '.join(absent)}")
@@ -130,17 +132,21 @@ def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
         return
     model_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied_names = {*(getattr(model, "_tied_weights_keys", None) or ())} if model.config.tie_word_embeddings else set()
-    missing = [name for name in model_shapes if name not in tensors and name not in tied_names]
+    missing_names = [name for name in model_shapes if name not in tensors and name not in tied_names]
     unknown = [name for name in tensors if name not in model_shapes]
     wrong_shapes = [
         f"{name} is {list(tensors[name][1])} instead of {list(shape)}"
         for name, shape in model_shapes.items()
         if name in tensors and tensors[name][1] != shape
     ]
-    for title, names in (("missing tensors", missing), ("unknown tensors", unknown), ("wrong shapes", wrong_shapes)):
+    for title, names in (
+        ("missing tensors", missing_names),
+        ("unknown tensors", unknown),
+        ("wrong shapes", wrong_shapes),
+    ):
         if names:
-            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-            yield f"{title}: {', '.join(names[:MAX_NAMES])}{more}"
+            more_text = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            yield f"{title}: {', '.join(names[:MAX_NAMES])}{more_text}"
 
 
 def _check_formats(config: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:

@@ -188,5 +188,5 @@ def _set_tensor(core: nn.Module, name: str, value: Tensor) -> None:
 
 
 def _format_names(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    more_text = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more_text

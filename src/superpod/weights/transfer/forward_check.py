@@ -112,8 +112,8 @@ def _set_evaluation_mode(model: nn.Module) -> Iterator[None]:
 def _choose_token_count(config: Any, parameters: int) -> int:
     window = config.window_size or 0
     width = window if isinstance(window, int) else window[0]
-    most = MAX_TOKENS_LARGE if parameters > LARGE_MODEL else MAX_TOKENS
-    return max(TOKENS, min(width + 24, most))
+    max_tokens = MAX_TOKENS_LARGE if parameters > LARGE_MODEL else MAX_TOKENS
+    return max(TOKENS, min(width + 24, max_tokens))
 
 
 def _compare_frequencies(hf_model: Any, core: nn.Module, what: str) -> None:
@@ -204,11 +204,11 @@ def _cast(module: nn.Module, device: torch.device, *, own: bool) -> Iterator[Non
 @contextmanager
 def _keep_softmax_fp32(module: Any) -> Iterator[None]:
     names = ("input_in_bf16", "input_in_fp16", "input_in_float16")
-    before = {name: getattr(module, name) for name in names}
+    old_values = {name: getattr(module, name) for name in names}
     for name in names:
         setattr(module, name, False)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_values.items():
             setattr(module, name, value)

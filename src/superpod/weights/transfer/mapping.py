@@ -64,14 +64,14 @@ def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
     return table
 
 
-NOT_IN_LAYERS = {
+OUTER_NAMES = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
     "decoder.final_layernorm.weight": "model.norm.weight",
     "decoder.final_layernorm.bias": "model.norm.bias",
     "output_layer.weight": "lm_head.weight",
 }
 
-IN_LAYERS = {
+LAYER_NAMES = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_bias": "input_layernorm.bias",
@@ -115,7 +115,7 @@ SPECIAL: dict[str, dict[str, str]] = {
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
 }
-"""model_type -> further names, which take precedence over `IN_LAYERS`."""
+"""model_type -> further names, which take precedence over `LAYER_NAMES`."""
 ROUTERS = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}
 EXPERTS = {"mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2")}
 """Prefix of the experts, then the names of their gate, up and down projections."""
@@ -130,13 +130,13 @@ _EXPERT = re.compile(
 
 
 def _rule(name: str, config: Any, kind: str) -> Rule | None:
-    if name in NOT_IN_LAYERS:
-        return _copy_rule(NOT_IN_LAYERS[name])
+    if name in OUTER_NAMES:
+        return _copy_rule(OUTER_NAMES[name])
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
     layer, local = f"model.layers.{match[1]}.", match[2]
-    layer_names = {**IN_LAYERS, **SPECIAL.get(kind, {})}
+    layer_names = {**LAYER_NAMES, **SPECIAL.get(kind, {})}
     if local in layer_names:
         return _copy_rule(layer + layer_names[local])
     for read in (_attention_rule, _dense_rule, _router_rule, _expert_rule, _grouped_rule):
@@ -203,8 +203,8 @@ def _dense_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
         down_name = DOWN.get(kind, f"mlp.{shared}down_proj")
         return _copy_rule(f"{layer}{down_name}.{what}")
     names = GATE_AND_UP.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
-    full = [f"{layer}{name}.{what}" for name in names]
-    return _gated_rule(full) if len(full) == 2 else _copy_rule(full[0])
+    full_names = [f"{layer}{name}.{what}" for name in names]
+    return _gated_rule(full_names) if len(full_names) == 2 else _copy_rule(full_names[0])
 
 
 def _router_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:

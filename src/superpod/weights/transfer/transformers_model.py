@@ -61,9 +61,11 @@ def _summarize(error: Exception) -> str:
 
 def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
     """Reject missing or unknown tensors; return notes on tensors that are ignored on purpose."""
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise UserError(f"{folder} lacks {', '.join(missing[:6])}, which transformers would initialize randomly", FETCH)
+    missing_names = sorted(info["missing_keys"])
+    if missing_names:
+        raise UserError(
+            f"{folder} lacks {', '.join(missing_names[:6])}, which transformers would initialize randomly", FETCH
+        )
     if mismatched := [str(entry[0]) for entry in info.get("mismatched_keys") or []]:
         raise UserError(
             f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", FETCH
