@@ -13,7 +13,7 @@ name `__external_main__` (nemo_run/run/experiment.py, maybe_load_external_main).
 
 
 def is_rank() -> bool:
-    """Whether NeMo-Run has started this process as a rank of an experiment."""
+    """Return whether NeMo-Run has started this process as a rank of an experiment."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name == RUNNER
 

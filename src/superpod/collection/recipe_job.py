@@ -22,7 +22,7 @@ FP8_GATHER_PRECISIONS = ("fp8ds", "fp8cs", "mxfp8")
 
 
 def gathers_fp8(precision: str, sharding: str) -> bool:
-    """Whether parameters are stored and gathered in FP8, in half the bytes of BF16; only with sharding."""
+    """Return whether parameters are stored and gathered in FP8, in half the bytes of BF16; only with sharding."""
     return precision in FP8_GATHER_PRECISIONS and sharding != "none"
 
 
@@ -64,7 +64,7 @@ def parameter_variants(job: PlannedJob) -> list[PlannedJob]:
 
 
 def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
-    """Whether Transformer Engine's userbuffers can overlap tensor-parallel communication.
+    """Return whether Transformer Engine's userbuffers can overlap tensor-parallel communication.
 
     Userbuffers transfer the activations of sequence-parallel regions. They do not work with adapters on linear layers,
     nor with the small projections of latent attention (Megatron disables them). They do not support blockwise scales,
@@ -75,7 +75,7 @@ def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
 
 
 def exchanges_heads(shape: ModelShape) -> bool:
-    """Whether context parallelism exchanges heads (cp_comm_type a2a).
+    """Return whether context parallelism exchanges heads (cp_comm_type a2a).
 
     Transformer Engine 2.9 supports only this type for sliding windows and learned softmax offsets
     (context_parallel.py:3803-3829; utils.py:721-728).
@@ -95,7 +95,7 @@ def packing_refusal(shape: ModelShape) -> str:
 
 
 def ignores_sample_ends(shape: ModelShape) -> bool:
-    """Whether a model treats every sequence as one sample.
+    """Return whether a model treats every sequence as one sample.
 
     NeMo's forward steps for Mamba, Mamba hybrids and Hyena drop the sample boundaries (NeMo 2.7.3, gpt/model/ssm.py:50
     and hyena.py:153). Because these models are causal, they can train on one padded sample per sequence.
@@ -117,7 +117,7 @@ def moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp3
 
 
 def uses_deepep(shape: ModelShape, gpu: Gpu, layout: Layout) -> bool:
-    """Whether DeepEP dispatches tokens to experts: for DeepSeek on Hopper, as in NeMo's recipes.
+    """Return whether DeepEP dispatches tokens to experts: for DeepSeek on Hopper, as in NeMo's recipes.
 
     On Blackwell, NVIDIA's runs use Megatron's all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build DeepEP
     for compute capability 9.0 only. The flex dispatcher needs more than one rank (token_dispatcher.py:1164).

@@ -66,7 +66,7 @@ def run_checks() -> list[Check]:
 
 
 def satisfies(version: str, rule: str) -> bool:
-    """Whether `version` satisfies a rule such as `==2.7.*` or `<22`; a local version such as `+cpu` is ignored."""
+    """Return whether `version` satisfies a rule such as `==2.7.*` or `<22`, ignoring a local version such as `+cpu`."""
     numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
     required = [int(n) for n in re.findall(r"\d+", rule)]
     if rule.startswith("=="):

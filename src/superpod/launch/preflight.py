@@ -23,7 +23,7 @@ _SIZES = ("model.", "peft", "trainer.devices", "trainer.num_nodes", "trainer.str
 
 
 def may_have_gpu() -> bool:
-    """Whether device files of the NVIDIA driver, or of WSL, exist. Does not import torch."""
+    """Return whether device files of the NVIDIA driver, or of WSL, exist. Does not import torch."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 

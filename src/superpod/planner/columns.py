@@ -72,7 +72,7 @@ class Columns:
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def recomputes(self, module: str) -> Flags:
-        """Whether selective recomputation includes a module of `layout.MODULES`."""
+        """Return whether selective recomputation includes a module of `layout.MODULES`."""
         return (self.modules & bits([module])) != 0
 
 

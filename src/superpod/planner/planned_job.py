@@ -201,7 +201,7 @@ class PlannedJob:
         return uses_nemo_attention or o.attention in ("unfused", "local") or o.impl == "local"
 
     def has_separate_norm(self, block: str) -> bool:
-        """Whether the norm before a block is a separate module, which selective recomputation can recompute.
+        """Return whether the norm before a block is a separate module, which selective recomputation can recompute.
 
         Transformer Engine fuses it with the following linear layer (megatron gpt_layer_specs.py), except before a
         router and before the down projections of latent attention.

@@ -160,7 +160,7 @@ def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, st
 
 
 def _has_valid_chunks(x: Layout, layers: int) -> bool:
-    """Whether the chunks add up to the model's layers, and no other field partitions them."""
+    """Return whether the chunks add up to the model's layers, and no other field partitions them."""
     if x.chunks is None or x.embedding_as_layer or x.loss_as_layer or _has_ends(x):
         return False
     return len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
@@ -171,7 +171,7 @@ def _has_ends(x: Layout) -> bool:
 
 
 def _needs_full_check(x: Layout, layers: int) -> bool:
-    """Whether `legality.legal_mask` does not support the layout."""
+    """Return whether `legality.legal_mask` does not support the layout."""
     chunks = x.chunks is not None and (not _has_valid_chunks(x, layers) or x.recompute_layers > 1)
     return chunks or _has_ends(x) or 0 in (x.vp, x.etp)
 

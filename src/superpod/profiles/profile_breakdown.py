@@ -225,7 +225,7 @@ def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], mask: Any) -> tup
 
 
 def _host_activity(recording: Recording, start: int, end: int) -> str:
-    """The shortest host activity that covers at least half of this interval."""
+    """Return the shortest host activity that covers at least half of this interval."""
     host = recording.host
     shared = np.minimum(host.end, end) - np.maximum(host.start, start)
     inside_indices = np.flatnonzero(shared * 2 >= end - start)

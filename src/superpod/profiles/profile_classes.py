@@ -81,7 +81,7 @@ def classify_operation(name: str) -> str:
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Whether a GEMM or attention kernel uses Tensor Cores, according to its name."""
+    """Return whether a GEMM or attention kernel uses Tensor Cores, according to its name."""
     return bool(_TENSOR.search(name)) and not _NO_TENSOR.search(name)
 
 

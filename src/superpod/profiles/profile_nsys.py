@@ -78,7 +78,7 @@ class _File:
         return self._strings.get(number, "")
 
     def is_timed(self, start: Any, end: Any, name: str) -> bool:
-        """Whether the times of a row are plausible. Count implausible rows, such as events without an end."""
+        """Return whether the times of a row are plausible. Count implausible rows, such as events without an end."""
         if not (isinstance(start, int) and isinstance(end, int)):
             return self.times.span(None, None, 1, name) is not None
         return self.times.span(start, end - start, 1, name) is not None
@@ -193,7 +193,10 @@ def _read_host(file: _File, processes: set[Any], mask: Any, ranges: list[Range])
 
 
 def _belongs_to(thread: Any, processes: set[Any]) -> bool:
-    """Whether a thread belongs to one of these processes. A globalTid is a globalPid with a thread in the low bits."""
+    """Return whether a thread belongs to one of these processes.
+
+    A globalTid is a globalPid with the thread in its low bits.
+    """
     if thread is None or None in processes:
         return True
     return (thread & ~_THREAD_BITS) in {process & ~_THREAD_BITS for process in processes}

@@ -81,7 +81,7 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
 
 
 def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The median row of each column, if there are many points per column, so that a noisy curve stays readable."""
+    """Return the median row of each column, if columns have many points, so that a noisy curve stays readable."""
     columns: dict[int, list[int]] = {}
     for column, row in places:
         columns.setdefault(column, []).append(row)
@@ -91,7 +91,7 @@ def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The cells on straight lines from each place to the next."""
+    """Return the cells on straight lines from each place to the next."""
     cells = set(places[:1])
     for (x, y), (u, v) in pairwise(places):
         distance = max(abs(u - x), abs(v - y), 1)

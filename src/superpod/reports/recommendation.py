@@ -70,7 +70,7 @@ def _format_with_gpu_hours(recommendation: Recommendation, gpus: int | None) -> 
 
 
 def _find_lost_time(run: Record, figures: Figures) -> Recommendation | None:
-    """The largest category of time outside productive steps; None for short runs and good goodput."""
+    """Return the largest category of time outside productive steps; None for short runs and good goodput."""
     if figures.goodput is None or figures.goodput >= 1 - TOLERANCE:
         return None
     if run.rehearsal or (figures.wall_s or 0.0) <= SHORT_S:
@@ -88,7 +88,7 @@ def _find_lost_time(run: Record, figures: Figures) -> Recommendation | None:
 
 
 def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
-    """The cause of slow steps. Its cost is the time beyond the plan or, if longer, the time due to the cause."""
+    """Return the cause of slow steps. Its cost is the time beyond the plan or, if longer, the time due to the cause."""
     productive_s = figures.time_s.get(PRODUCTIVE) or sum((s.seconds or 0.0) * s.count for s in run.steps)
     planned, measured = figures.planned, figures.rate
     slowdown = 0.0
@@ -123,7 +123,7 @@ def _suggest_check(run: Record) -> str:
 
 
 def _suggest_faster_layout(run: Record, figures: Figures) -> str:
-    """The best single change to the layout or options, for a run that is not slower than planned.
+    """Return the best single change to the layout or options, for a run that is not slower than planned.
 
     If a run is faster than planned, `report` recommends `recipes calibrate`.
     """

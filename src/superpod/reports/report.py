@@ -156,7 +156,7 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 
 def _new_figure() -> "tuple[Figure, Axes]":
-    """An empty figure of 900 x 500 pixels with one pair of axes."""
+    """Return an empty figure of 900 x 500 pixels with one pair of axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -165,7 +165,7 @@ def _new_figure() -> "tuple[Figure, Axes]":
 
 
 def rows(run: Summary) -> list[tuple[str, str]]:
-    """The names and values in the table, from top to bottom, without unknown values."""
+    """Return the names and values in the table, from top to bottom, without unknown values."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     pairs = [
         ("state", state),
@@ -187,7 +187,7 @@ def rows(run: Summary) -> list[tuple[str, str]]:
 
 
 def _planned_layout(run: RunFolder) -> JsonObject:
-    """The layout of the run from plan.json, with its predictions; {} if there is none."""
+    """Return the layout of the run from plan.json, with its predictions; {} if there is none."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict):
         return layouts[0]
@@ -209,7 +209,7 @@ def _compare_with_plan(run: Summary) -> str:
 
 
 def _calibrate_hint(run: Summary) -> str:
-    """The command that calibrates the planner for these machines, if a finished run was far from its plan."""
+    """Return the command that calibrates the planner for these machines, if a finished run was far from its plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
     if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATE_FROM:
         return ""

@@ -251,7 +251,7 @@ def _compare_with_plan(run: Record) -> Planned | None:
 
 
 def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
-    """The terms from a profile in the run folder; () if there is none, or if it is larger than MAX_PROFILE_BYTES."""
+    """Return the terms from a profile in the run folder; () if there is none, or it exceeds MAX_PROFILE_BYTES."""
     from superpod.errors import UserError
     from superpod.profiles import profile_files, profile_summary
     from superpod.runtime.runs.run_folder import RunFolder
@@ -271,7 +271,7 @@ def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
 
 
 def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
-    """The highest peak of all ranks per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
+    """Return the highest peak of all ranks per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
     peaks: list[float | None] = [None] * job.layout.pp
     for rank in run.ranks:
         if rank.allocated_gib and rank.rank < job.gpus:
@@ -302,6 +302,6 @@ def _drift(seconds: Sequence[float]) -> float | None:
 
 
 def _first_known_value(steps: Iterable[Step], name: str) -> float | None:
-    """The first known value of a field."""
+    """Return the first known value of a field."""
     values = (getattr(step, name) for step in steps)
     return next((value for value in values if value is not None), None)

@@ -45,13 +45,13 @@ class Screen:
 
 
 def rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """The names and values that follow those of `report.rows`, from top to bottom, without unknown values."""
+    """Return the names and values that follow those of `report.rows`, from top to bottom, without unknown values."""
     pairs = (*_step_rows(run, figures), *_time_rows(run, figures))
     return [(name, value) for name, value in pairs if value]
 
 
 def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """The first rows in the report of an external run, in place of `report.rows`."""
+    """Return the first rows in the report of an external run, in place of `report.rows`."""
     val = f"{figures.val_loss:.4f} nats/token at step {figures.val_step}" if figures.val_loss is not None else ""
     attempts = f" in {figures.attempts} attempts" if figures.attempts > 1 else ""
     rate = f"{figures.rate:,.0f} tokens/s/GPU" if figures.rate and not run.rehearsal else ""

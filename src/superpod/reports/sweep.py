@@ -57,7 +57,7 @@ class Member:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is the folder of a sweep."""
+    """Return whether a folder is the folder of a sweep."""
     return (folder / FILE).is_file()
 
 
@@ -144,5 +144,5 @@ def render(title: str, members: list[Member]) -> Table:
 
 
 def _format_value(path: str, value: str) -> str:
-    """The value of an override without secrets and terminal control codes."""
+    """Return the value of an override without secrets and terminal control codes."""
     return readable(redact_text(f"{path}={value}").removeprefix(f"{path}="))

@@ -53,7 +53,7 @@ def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a run folder."""
+    """Return whether a path is a run folder."""
     return path.is_dir() and (path / "run.json").is_file()
 
 
@@ -90,7 +90,7 @@ def _find_logs(path: Path) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether a file is a log or a dump; False if it was removed after it was found."""
+    """Return whether a file is a log or a dump; False if it was removed after it was found."""
     if path.suffix.lower() not in LOG_NAMES and path.name not in ("stdout", "stderr"):
         return is_dump(path)
     try:

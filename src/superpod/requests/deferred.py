@@ -93,7 +93,7 @@ def resolve_for_job(request: Request) -> ResolvedRun:
 
 
 def needs_nemo(request: Request) -> bool:
-    """Whether `resolve_for_job` will import NeMo."""
+    """Return whether `resolve_for_job` will import NeMo."""
     return not installed.missing_package() and not is_cached(without_deferred_data(request))
 
 
@@ -101,7 +101,7 @@ def needs_nemo(request: Request) -> bool:
 
 
 def is_deferred(data: Path | None) -> bool:
-    """Whether a data folder does not exist yet or is incomplete: `recipes data` writes dataset.json last."""
+    """Return whether a data folder does not exist yet or is incomplete: `recipes data` writes dataset.json last."""
     return data is not None and not (data / FILE).exists() and not data.is_file()
 
 
@@ -170,7 +170,7 @@ def plan_run(request: Request) -> ResolvedRun:
 
 
 def is_user_recipe(recipe: Recipe) -> bool:
-    """Whether a recipe is from a user collection, whose Python files are not copied to the job."""
+    """Return whether a recipe is from a user collection, whose Python files are not copied to the job."""
     return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(user_models.PREFIX)
 
 
@@ -245,7 +245,7 @@ def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
 
 
 def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
-    """Whether TP communication overlaps. `nemo2/build/overlap.py` uses the recipe's layout, before overrides."""
+    """Return whether TP communication overlaps. `nemo2/build/overlap.py` uses the recipe's layout, before overrides."""
     own_layout = base.layout
     if layout.tp > 1 and layout.sp:
         return own_layout.tp > 1 and own_layout.sp and base.options.overlap_tp

@@ -192,7 +192,7 @@ class Request:
         return tuple(changes)
 
     def _has_another_layout(self) -> bool:
-        """Whether the requested layout differs from the one that the recipe declares for this size.
+        """Return whether the requested layout differs from the one that the recipe declares for this size.
 
         The global batch size is ignored, because the model that is built depends only on the micro-batch size.
         """

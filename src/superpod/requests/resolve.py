@@ -290,7 +290,7 @@ def resolve_cached(request: Request) -> ResolvedRun:
 
 
 def is_cached(request: Request) -> bool:
-    """Whether `resolve_cached` finds the request in the cache, without importing NeMo."""
+    """Return whether `resolve_cached` finds the request in the cache, without importing NeMo."""
     return (cache_folder() / f"{_cache_key(request)}.json").is_file()
 
 

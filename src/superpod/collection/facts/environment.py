@@ -26,17 +26,17 @@ When = Callable[[PlannedJob], bool]
 
 
 def splits_layers(job: PlannedJob) -> bool:
-    """Whether ranks communicate within layers, for tensor or context parallelism."""
+    """Return whether ranks communicate within layers, for tensor or context parallelism."""
     return job.layout.tp > 1 or job.layout.cp > 1
 
 
 def uses_megatron_fsdp(job: PlannedJob) -> bool:
-    """Whether Megatron-FSDP shards gradients or parameters."""
+    """Return whether Megatron-FSDP shards gradients or parameters."""
     return job.layout.sharding in ("zero2", "zero3")
 
 
 def uses_userbuffers(job: PlannedJob) -> bool:
-    """Whether Transformer Engine's userbuffers overlap tensor-parallel communication."""
+    """Return whether Transformer Engine's userbuffers overlap tensor-parallel communication."""
     return job.layout.tp > 1 and job.layout.sp and job.options.overlap_tp
 
 
@@ -132,7 +132,7 @@ def environment_options(overrides: Iterable[str]) -> list[str]:
 
 
 def sets_only_environment(override: str) -> bool:
-    """Whether an override is `with=` with only environment options, so that it does not change the configuration."""
+    """Return whether an override is `with=` with only environment options, which do not change the configuration."""
     names = [name.strip() for name in override.removeprefix("with=").split(",")]
     return override.startswith("with=") and all(name in OPTIONS for name in names)
 

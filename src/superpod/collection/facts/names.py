@@ -55,7 +55,7 @@ def translate_word(text: str) -> str:
 
 
 def _is_canonical(text: str) -> bool:
-    """Whether the text is a model name in this project, or begins with one as recipe names do. Reads no layouts."""
+    """Return whether the text is a model name or begins with one, as recipe names do. Reads no layouts."""
     if not re.fullmatch(r"[a-z0-9_.]+", text):
         return False
     model_names = _models()
@@ -99,7 +99,7 @@ def _normalize(part: str) -> str:
 
 
 def _is_other_input(text: str) -> bool:
-    """Whether the text is a path, a model shape, or one of NeMo's own recipes."""
+    """Return whether the text is a path, a model shape, or one of NeMo's own recipes."""
     if len(text) > MAX_LENGTH or not text.strip() or INVALID.search(text) or text.startswith("nemo:"):
         return True
     return text.endswith((".py", ".json", ".toml")) or "\0" in text or Path(text).exists()
@@ -182,6 +182,6 @@ def _refuse_if_ambiguous(text: str, key: Key) -> str:
 
 
 def _is_subsequence(short: Key, long: Key) -> bool:
-    """Whether `long` contains the parts of `short` in the same order."""
+    """Return whether `long` contains the parts of `short` in the same order."""
     rest_of_long = iter(long)
     return all(part in rest_of_long for part in short)

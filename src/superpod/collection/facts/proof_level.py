@@ -183,7 +183,7 @@ def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
 
 
 def changes_what_was_built(overrides: Iterable[str]) -> bool:
-    """Whether the overrides change a configuration so that its proof does not apply."""
+    """Return whether the overrides change a configuration so that its proof does not apply."""
     return any(text.startswith(BUILD_PREFIXES) for text in overrides)
 
 

@@ -85,7 +85,7 @@ def adapter_folder(target: Path) -> Path:
 
 
 def is_adapter(run: RunFolder) -> bool:
-    """Whether the best checkpoint of a run contains only an adapter."""
+    """Return whether the best checkpoint of a run contains only an adapter."""
     from superpod.reports.runs import checkpoint_list
 
     return checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path)).adapter

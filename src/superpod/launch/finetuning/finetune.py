@@ -305,7 +305,7 @@ def packed_folder(run: RunFolder) -> Path:
 
 
 def is_packed(run: RunFolder) -> bool:
-    """Whether the data of a run are packed, so that the user's files are no longer needed."""
+    """Return whether the data of a run are packed, so that the user's files are no longer needed."""
     return (packed_folder(run) / _COUNTS).is_file()
 
 

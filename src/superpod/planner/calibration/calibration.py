@@ -57,7 +57,7 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
 
 
 def fuses_experts(job: PlannedJob) -> bool:
-    """Whether gated experts run as one fused MXFP8 kernel."""
+    """Return whether gated experts run as one fused MXFP8 kernel."""
     m = job.model
     fused = job.options.fused_grouped_mlp and job.node.gpu.fuses_mxfp8_experts
     return m.is_moe and m.gated and job.precision == "mxfp8" and fused

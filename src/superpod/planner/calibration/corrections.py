@@ -139,7 +139,7 @@ def additions(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def retries(calibrated_as: str) -> bool:
-    """Whether a GPU's calibration includes the time spent on allocation retries when memory is full."""
+    """Return whether a GPU's calibration includes the time spent on allocation retries when memory is full."""
     return decode(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
 
 

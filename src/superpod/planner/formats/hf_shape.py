@@ -208,7 +208,7 @@ def _window(c: HFConfig) -> tuple[Blocks, str | None]:
 
 
 def _repeats(is_windowed: Sequence[bool], period: int) -> bool:
-    """Whether all layers have the window, except every `period`-th."""
+    """Return whether all layers have the window, except every `period`-th."""
     expected_windows = [period == 0 or (layer + 1) % period != 0 for layer in range(len(is_windowed))]
     return list(is_windowed) == expected_windows
 

@@ -21,7 +21,7 @@ class IntegerRange:
     maximum: int
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` is valid."""
+        """Return whether `value` is valid."""
         return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum
 
     @property
@@ -38,7 +38,7 @@ class NumberRange:
     or_zero: bool = False
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` is valid."""
+        """Return whether `value` is valid."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         return (value >= 0 if self.or_zero else value > 0) and value <= self.maximum  # False for NaN
@@ -57,7 +57,7 @@ class JsonType:
     words: str
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` is valid."""
+        """Return whether `value` is valid."""
         return isinstance(value, self.type)
 
 
@@ -69,7 +69,7 @@ class ListOf:
     words: str
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` is valid."""
+        """Return whether `value` is valid."""
         return isinstance(value, list) and all(map(self.entry.accepts, value))
 
 

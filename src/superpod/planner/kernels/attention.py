@@ -63,12 +63,12 @@ class Reason(NamedTuple):
 
 
 def _flash_lacks_mask(a: Attention) -> bool:
-    """Whether FlashAttention lacks support for the mask: it aligns causal masks to the bottom right."""
+    """Return whether FlashAttention lacks support for the mask: it aligns causal masks to the bottom right."""
     return a.mask == ARBITRARY_MASK or (a.mask in ("causal", "padding_causal") and a.seq_q != a.seq_kv)
 
 
 def _unsupported_with_cp(a: Attention) -> bool:
-    """Whether neither flash nor fused attention supports the mask or bias with context parallelism."""
+    """Return whether neither flash nor fused attention supports the mask or bias with context parallelism."""
     if a.cp == 1:
         return False
     crosses = a.causal and a.seq_q != a.seq_kv
@@ -128,7 +128,7 @@ def _unsupported_current_scaling(a: Attention) -> bool:
 
 
 def _unsupported_window(a: Attention) -> bool:
-    """Whether fused attention lacks support for the sliding window."""
+    """Return whether fused attention lacks support for the sliding window."""
     return a.slides and (bool(a.fp8_attention) or a.window_right != 0 or a.dropout != 0.0 or a.seq_q > a.seq_kv)
 
 

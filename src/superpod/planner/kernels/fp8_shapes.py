@@ -131,12 +131,12 @@ _BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamb
 
 
 def weight_misfits(steps: SizeRequirement, weight: Weight, sp: Boolean) -> Boolean:
-    """Whether the sizes of a weight violate the requirements; sp: with sequence parallelism."""
+    """Return whether the sizes of a weight violate the requirements; sp: with sequence parallelism."""
     is_misfit = (weight.rows % steps.weight != 0) | (weight.columns % steps.weight != 0)
     return is_misfit | (sp & weight.gathers & (weight.columns % steps.gathered != 0))
 
 
 def tokens_misfit(steps: SizeRequirement, tokens: Integer, tp: Integer, sp: Boolean) -> Boolean:
-    """Whether the tokens of a micro-batch on a context-parallel rank violate the requirements."""
+    """Return whether the tokens of a micro-batch on a context-parallel rank violate the requirements."""
     local = tokens // tp
     return (tokens % steps.tokens != 0) | (sp & (local % steps.local != 0))

@@ -144,7 +144,7 @@ def unmet_conditions(kernel: tuple[Condition, ...], a: FusedAttention) -> tuple[
 
 
 def _fp8_shape(a: FusedAttention) -> bool:
-    """Whether any of three generations of cuDNN supports the head sizes, mask and lengths in FP8."""
+    """Return whether any of three generations of cuDNN supports the head sizes, mask and lengths in FP8."""
     head_sizes = {a.head_qk, a.head_v}
     first = a.cudnn >= 8900 and a.sm < 100 and a.qkv_layout == "t3hd" and a.seq_q == a.seq_kv <= 512
     first = first and head_sizes == {64} and a.mask == PADDING
@@ -201,7 +201,7 @@ def _architecture(a: FusedAttention) -> bool:
 
 
 def _head_sizes(a: FusedAttention) -> bool:
-    """Whether the head sizes are supported: multiples of 8; above 128 only on some architectures."""
+    """Return whether the head sizes are supported: multiples of 8; above 128 only on some architectures."""
     if a.head_qk % 8 or a.head_v % 8:
         return False
     widest = max(a.head_qk, a.head_v)
@@ -227,7 +227,7 @@ def _bias(a: FusedAttention) -> bool:
 
 
 def _mask(a: FusedAttention) -> bool:
-    """Whether the mask is supported by the cuDNN release."""
+    """Return whether the mask is supported by the cuDNN release."""
     if a.cudnn < 8906:
         return a.mask == CAUSAL
     plain = a.bias == "no_bias" and a.dropout == 0.0
@@ -254,7 +254,7 @@ def _latest_mask(a: FusedAttention, is_plain: bool) -> bool:
 
 
 def _formats(a: FusedAttention) -> bool:
-    """Whether the format is supported: packed samples need Hopper or later, and before cuDNN 9.6 groups = heads."""
+    """Return whether the format is supported: packed samples need Hopper, and before cuDNN 9.6 groups = heads."""
     if a.padded:
         return True
     packed = a.sm >= 90 and ((a.cudnn >= 90100 and a.heads == a.groups) or a.cudnn >= 90600)
@@ -265,7 +265,7 @@ def _formats(a: FusedAttention) -> bool:
 
 
 def _window(a: FusedAttention) -> bool:
-    """Whether the window is supported: sliding windows must extend only backwards, and require a causal mask.
+    """Return whether the window is supported: sliding windows must extend only backwards, and require a causal mask.
 
     The source at the commit in `kernels` also allows any mask and limits on both sides; the compiled 2.9.0 does not.
     """

@@ -102,7 +102,7 @@ def reserved(job: PlannedJob, c: Columns) -> Array:
 
 
 def fits(job: PlannedJob, c: Columns) -> Flags:
-    """Whether each layout fits; tight layouts do not count (`capacity.classify`). The axis of ranks is removed."""
+    """Return whether each layout fits on all ranks; tight layouts do not count (`capacity.classify`)."""
     at = peak(job, c)
     return classify(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
 

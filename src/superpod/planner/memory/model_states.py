@@ -116,7 +116,10 @@ def _copies(u: MemoryUnits, own: RankParameters) -> Array:
 
 
 def _has_fp32_weights(u: MemoryUnits) -> bool:
-    """Whether weights are fp32: with FSDP2, unless the moments are BF16; all states are BF16 then (Automodel)."""
+    """Return whether weights are fp32: with FSDP2, unless the moments are BF16.
+
+    Automodel then keeps all states in BF16.
+    """
     return u.job.options.framework == "fsdp2" and u.job.options.moments == "fp32"
 
 

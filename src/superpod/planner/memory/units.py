@@ -130,5 +130,5 @@ class MemoryUnits:
         return self.wide * (1 + (self.job.options.attention_dropout > 0)) + capped
 
     def recomputes(self, module: str) -> Flags:
-        """Whether selective recomputation includes a module of `layout.MODULES`, one entry per layout."""
+        """Return whether selective recomputation includes a module of `layout.MODULES`, one entry per layout."""
         return self.c.recomputes(module)[..., :1]

@@ -40,7 +40,7 @@ def find(text: str) -> ModelShape:
 
 
 def _is(test: Callable[[Path], bool], text: str) -> bool:
-    """Whether the text is a path that passes the test."""
+    """Return whether the text is a path that passes the test."""
     try:
         return test(Path(text))
     except (OSError, ValueError):  # too long for a file name, or contains NUL

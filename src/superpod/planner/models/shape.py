@@ -267,7 +267,7 @@ class ModelShape:
         return "moe" if routed else "mlp"
 
     def sees_all(self, layer: int) -> bool:
-        """Whether an attention layer attends to the whole sequence instead of a window."""
+        """Return whether an attention layer attends to the whole sequence instead of a window."""
         return not self.window or bool(self.global_every and (layer + 1) % self.global_every == 0)
 
     @overload

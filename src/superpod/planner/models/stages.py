@@ -41,7 +41,7 @@ ENDS = ((False, False), (True, True), (False, True), (True, False))
 
 
 def divides_with_ends(layers: int, pp: int) -> bool:
-    """Whether the layers are divisible by pp, if embedding, loss or both may count as layers."""
+    """Return whether the layers are divisible by pp, if embedding, loss or both may count as layers."""
     return any((layers + sum(ends)) % pp == 0 for ends in ENDS)
 
 

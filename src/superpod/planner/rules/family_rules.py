@@ -33,7 +33,7 @@ def _unsupported_degree(degree: str, fix: str) -> Rule[JobInputs]:
 
 
 def _splits_attention_chunks(f: JobInputs) -> Boolean:
-    """Whether context parallelism splits a sequence within a chunk of chunked attention."""
+    """Return whether context parallelism splits a sequence within a chunk of chunked attention."""
     m, seq = f.model, f.job.seq
     if not m.chunked or seq <= m.window:
         return False
@@ -46,7 +46,7 @@ def _nemo_layers(model: ModelShape) -> int:
 
 
 def _recomputes_cross_attention(f: JobInputs) -> Boolean:
-    """Whether the mask of a cross-attention passes through Megatron's activation checkpointing."""
+    """Return whether the mask of a cross-attention passes through Megatron's activation checkpointing."""
     return f.model.cross_attention & ((f.recompute == 2) | f.recomputes("core_attn"))
 
 

@@ -28,7 +28,7 @@ def applicable_rules(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
 
 
 def _split_unevenly(f: JobInputs) -> Boolean:
-    """Whether the layers of some model chunk are not divisible into groups of uniform recomputation."""
+    """Return whether the layers of some model chunk are not divisible into groups of uniform recomputation."""
     is_indivisible: Boolean = False
     for size in f.chunk_sizes:
         is_indivisible = is_indivisible | (size % f.recompute_layers != 0)
@@ -42,7 +42,7 @@ def _explain_precision(f: JobInputs) -> tuple[str, str]:
 
 
 def _exceeds_gpu_memory(job: PlannedJob) -> bool:
-    """Whether the memory cap exceeds the GPU's memory."""
+    """Return whether the memory cap exceeds the GPU's memory."""
     cap = job.options.memory_cap
     return cap is not None and cap > job.node.gpu.hbm_usable_gib
 
@@ -53,18 +53,18 @@ def _supports_precision(job: PlannedJob) -> bool:
 
 
 def _uses_local_attention(job: PlannedJob) -> bool:
-    """Whether attention is Megatron's DotProductAttention instead of Transformer Engine's."""
+    """Return whether attention is Megatron's DotProductAttention instead of Transformer Engine's."""
     return job.options.impl == "local" or job.options.attention == "local"
 
 
 def _freezes_down_projections(job: PlannedJob) -> bool:
-    """Whether the down projections of latent attention have no adapter, as with DoRA (collection/declarations.py)."""
+    """Return whether the down projections of latent attention have no adapter, as with DoRA (`adapter_targets`)."""
     down_projections = {"linear_q_down_proj", "linear_kv_down_proj"}
     return job.task == "lora" and bool(job.model.kv_lora) and not down_projections & set(job.options.lora_targets)
 
 
 def _splits_mamba_heads_unevenly(f: JobInputs) -> Boolean:
-    """Whether Mamba's heads are not divisible by tp x cp, or neither of groups / tp and cp divides the other."""
+    """Return whether Mamba's heads are not divisible by tp x cp, or neither of groups / tp and cp divides the other."""
     m = f.model
     if "mamba" not in m.kinds:
         return False
@@ -91,13 +91,13 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
 
 
 def _cannot_overlap_experts(f: JobInputs) -> Boolean:
-    """Whether a run does not meet the requirements of overlap_moe_expert_parallel_comm."""
+    """Return whether a run does not meet the requirements of overlap_moe_expert_parallel_comm."""
     is_unsupported = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
     return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | is_unsupported
 
 
 def _has_fp8_params_without_fp8(job: PlannedJob) -> bool:
-    """Whether fp8_params is set in a precision without FP8 parameters; later releases also support NVFP4."""
+    """Return whether fp8_params is set in a precision without FP8 parameters; later releases also support NVFP4."""
     supported_precisions = (*FP8, "nvfp4") if job.options.release else FP8
     return job.options.fp8_params and job.precision not in supported_precisions
 

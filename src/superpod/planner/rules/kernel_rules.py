@@ -36,7 +36,7 @@ _failed_assertions = lru_cache(CACHE_SIZE)(attention.failed_assertions)
 
 
 def uses_te(job: PlannedJob) -> bool:
-    """Whether Transformer Engine computes attention, instead of a class in Megatron or NeMo."""
+    """Return whether Transformer Engine computes attention, instead of a class in Megatron or NeMo."""
     o = job.options
     is_known = o.impl == "te" and job.node.gpu.sm > 0
     return is_known and o.attention != "local" and not job.model.soft_capped
@@ -109,7 +109,7 @@ def _explain_unsupported(job: PlannedJob, cp: int) -> str:
 
 
 def falls_back_to_unfused(job: PlannedJob) -> bool:
-    """Whether unfused attention is the only backend for some layer, so that Transformer Engine chooses it silently."""
+    """Return whether unfused attention is a layer's only backend, so that Transformer Engine chooses it silently."""
     if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
         return False
     backends = {_choose(layer).backend for layer in layers(job, job.layout.cp)}
@@ -181,7 +181,7 @@ def _describe_unmet(layer: Attention, sizes: str) -> str:
 
 
 def _no_backend(f: JobInputs) -> Boolean:
-    """Whether attention has no backend; of the parallel degrees, this depends only on cp."""
+    """Return whether attention has no backend; of the parallel degrees, this depends only on cp."""
     if not uses_te(f.job):
         return False
     without_cp, with_cp = bool(_explain_unsupported(f.job, 1)), bool(_explain_unsupported(f.job, 2))
@@ -208,7 +208,7 @@ def _explain_no_backend(f: JobInputs) -> tuple[str, str]:
 
 
 def _splits_heads(f: JobInputs) -> Boolean:
-    """Whether a2a cannot assign complete heads to every context-parallel rank (context_parallel.py:3189-3191)."""
+    """Return whether a2a cannot assign complete heads to all context-parallel ranks (context_parallel.py:3189)."""
     if not uses_te(f.job) or f.job.options.cp_comm != "a2a" or "attention" not in f.model.kinds:
         return False
     parts = f.tp * f.cp
@@ -250,7 +250,7 @@ def _explain_weights(f: JobInputs) -> tuple[str, str]:
 
 
 def _gathers_mxfp8(f: JobInputs) -> Boolean:
-    """Whether MXFP8 parameters are gathered in the gradient buffer; with adapters, they are not."""
+    """Return whether MXFP8 parameters are gathered in the gradient buffer; with adapters, they are not."""
     o = f.job.options
     keeps_parameters = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
     return (f.sharding > 0) & (keeps_parameters and f.job.precision == "mxfp8")
@@ -301,7 +301,7 @@ def _explain_tokens(f: JobInputs) -> tuple[str, str]:
 
 
 def _uses_userbuffers(f: JobInputs) -> Boolean:
-    """Whether userbuffers overlap tensor-parallel communication."""
+    """Return whether userbuffers overlap tensor-parallel communication."""
     return (f.tp > 1) & f.sp & (f.job.options.overlap_tp and f.job.options.impl == "te")
 
 

@@ -74,7 +74,7 @@ def from_job(job: PlannedJob) -> str:
 
 
 def is_uneven(job: PlannedJob) -> bool:
-    """Whether the partition of layers is uneven, so that it must be passed to Megatron."""
+    """Return whether the partition of layers is uneven, so that it must be passed to Megatron."""
     layout = job.layout
     ends = (
         layout.embedding_as_layer

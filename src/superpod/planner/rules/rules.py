@@ -92,7 +92,7 @@ class RuleInputs:
         return self.tp * self.cp * self.dp
 
     def recomputes(self, *names: str) -> Boolean:
-        """Whether selective recomputation includes one of these modules."""
+        """Return whether selective recomputation includes one of these modules."""
         return (self.modules & bits(names)) != 0
 
 
@@ -181,7 +181,7 @@ def _batch(f: RuleInputs) -> tuple[str, str]:
 
 
 def _leaves_groups_incomplete(f: RuleInputs) -> Boolean:
-    """Whether the last group of micro-batches is too small to fill the pipeline."""
+    """Return whether the last group of micro-batches is too small to fill the pipeline."""
     group = f.microbatch_group or f.pp
     remainder = f.micro_batches % group
     return (remainder != 0) & (remainder < f.pp)

@@ -88,7 +88,7 @@ def build_job(
 
 
 def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
-    """The arguments that the planner supports, as `name=value`."""
+    """Return the arguments that the planner supports, as `name=value`."""
     from superpod.planner.formats import megatron_args
 
     flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE}

@@ -67,7 +67,11 @@ def read_run(path: Path, gpu: str = "") -> Record:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """The files in a folder and its subfolders. Raises UserError for a folder that contains runs of this project."""
+    """Return the files in a folder and its subfolders.
+
+    Raises:
+        UserError: the folder contains runs of this project.
+    """
     if not folder.is_dir():
         hint = "specify a run, a log, a folder of logs, or a TensorBoard folder"
         raise UserError(f"{folder} is neither a run folder nor a log", hint)
@@ -295,7 +299,7 @@ def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step,
 
 
 def _steps_from_losses(series: Series) -> list[Step]:
-    """The steps of a log from which only the losses are read."""
+    """Return the steps of a log from which only the losses are read."""
     points = sorted((*series.points, *series.bad_points), key=lambda point: point.line.number)
     steps = []
     for point in points:

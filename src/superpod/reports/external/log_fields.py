@@ -52,7 +52,7 @@ def parse_fields(text: str) -> dict[str, float]:
 
 
 def has_plausible_time(fields: Mapping[str, float]) -> bool:
-    """Whether the step time in a line is plausible or missing."""
+    """Return whether the step time in a line is plausible or missing."""
     seconds = _seconds(fields)
     return seconds is None or MIN_STEP_S <= seconds <= MAX_STEP_S
 

@@ -128,7 +128,7 @@ def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
 
 
 def _build_span(name: str, scalars: Scalars, steps: Sequence[Step]) -> Span:
-    """An attempt from the start of its first step to its last event; the time before that is unknown."""
+    """Return an attempt from the start of its first step to its last event; the time before that is unknown."""
     first = next((step for step in steps if step.t is not None), None)
     began = first.t - (first.seconds or 0.0) if first and first.t else None
     last = max(event.wall_time for events in scalars.values() for event in events)

@@ -82,7 +82,7 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
 
 
 def resume_notes(attempt: Attempt) -> list[str]:
-    """The decision on corrupt and unverified checkpoints before the ranks started; [] if all were verified.
+    """Return the decision on corrupt and unverified checkpoints before the ranks started; [] if all were verified.
 
     Earlier versions did not record whether a checkpoint was verified.
     """

@@ -90,7 +90,7 @@ class Reader:
         return chosen_logs
 
     def _job_outputs(self, attempts: list[Attempt]) -> list[Path]:
-        """The output of jobs of the run that started no attempt: `slurm-JOB.out`."""
+        """Return the output of jobs of the run that started no attempt: `slurm-JOB.out`."""
         jobs = {str(attempt.result.get("job", "")) for attempt in attempts}
         outputs = sorted(self._run.path.glob("slurm-*.out"))
         return [path for path in outputs if path.stem.removeprefix("slurm-") not in jobs]
@@ -129,7 +129,7 @@ class Reader:
 
 
 def has_ended(run: RunFolder) -> bool:
-    """Whether the run is over according to its files: done or stopped, and its latest attempt has ended."""
+    """Return whether the run is over according to its files: done or stopped, and its latest attempt has ended."""
     last = run.attempts[-1] if run.attempts else None
     over = run.done or run.stop is not None
     return over and (last is None or "ended" in last.result)

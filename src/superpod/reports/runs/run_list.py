@@ -91,7 +91,7 @@ def inspect_run(path: Path) -> ListedRun:
 
 
 def _run_folders(recipe: str) -> Iterator[str]:
-    """The run folders in the folder of a recipe; the folder itself if it cannot be read."""
+    """Return the run folders in the folder of a recipe; the folder itself if it cannot be read."""
     try:
         entries = list(os.scandir(recipe))
     except OSError:

@@ -42,6 +42,6 @@ def planned_job(run: RunFolder) -> PlannedJob:
 
 
 def _known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are fields of the dataclass `kind`; lists are converted back to tuples."""
+    """Return the values that are fields of the dataclass `kind`; lists are converted back to tuples."""
     names = {field.name for field in fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in names}

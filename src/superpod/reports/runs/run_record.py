@@ -279,7 +279,7 @@ def _parse_rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, floa
 
 
 def _read_scores(attempt: Attempt) -> dict[int, float]:
-    """The latest score of each rank in the first log of an attempt, if `with=stragglers` wrote any."""
+    """Return the latest score of each rank in the first log of an attempt, if `with=stragglers` wrote any."""
     scores: dict[int, float] = {}
     for log in attempt.logs[:1]:  # of rank 0 or the first node
         try:
@@ -297,7 +297,7 @@ def _count_gpus(run: RunFolder, heartbeats: Mapping[int, JsonObject]) -> int | N
 
 
 def _read_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
-    """The planned job, or None and the reason."""
+    """Return the planned job, or None and the reason."""
     from superpod.reports.runs.run_plan import planned_job
 
     try:

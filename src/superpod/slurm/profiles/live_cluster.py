@@ -349,7 +349,7 @@ def count_gpus(node: dict[str, str]) -> tuple[int, str]:
 
 
 def is_usable(state: str) -> bool:
-    """Whether a node can run jobs, possibly after Slurm powers it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
+    """Return whether a node can run jobs, possibly after Slurm powers it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
     flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
     if flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}:
         return False

@@ -62,7 +62,7 @@ def qos_names(cluster: Cluster, live: LiveCluster) -> list[str]:
 
 
 def is_lifted(cluster: Cluster, live: LiveCluster, flag: str) -> bool:
-    """Whether a QOS flag (PartitionTimeLimit, PartitionMaxNodes, PartitionMinNodes) lifts a limit of the partition."""
+    """Return whether a QOS flag (such as PartitionTimeLimit or PartitionMinNodes) lifts a limit of the partition."""
     return any(flag in live.qos.get(name, {}).get("Flags", "").split(",") for name in qos_names(cluster, live))
 
 

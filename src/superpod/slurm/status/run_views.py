@@ -279,7 +279,7 @@ class SlurmSnapshot:
         return JobsUnknown.NOT_ASKED if ask_later and self._is_new(run) else None
 
     def _is_new(self, run: RunFolder) -> bool:
-        """Whether the run or its latest attempt began after the query."""
+        """Return whether the run or its latest attempt began after the query."""
         attempts = run.attempts
         began = attempts[-1].result.get("started") if attempts else run.facts.get("t")
         return is_number(began) and began > self.at
@@ -321,7 +321,7 @@ def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[P
 
 
 def may_continue(view: RunView) -> bool:
-    """Whether more jobs would continue the run: not if it is done, cancelled, stopped or unreadable.
+    """Return whether more jobs would continue the run: not if it is done, cancelled, stopped or unreadable.
 
     A run whose jobs all failed without a stop marker (a full disk, a truncated result.json) can be continued.
     """
