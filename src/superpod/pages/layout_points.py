@@ -71,12 +71,12 @@ def frontier(gib: Array, seconds: Array) -> Column:
 
 def _select_points(gib: Array, seconds: Array) -> Column:
     """Return the indices of the points to draw, at most about one per pixel."""
-    by_time = np.argsort(seconds, kind="stable")
-    shown_points = by_time
+    time_order = np.argsort(seconds, kind="stable")
+    shown_points = time_order
     for a_decade in CELLS:
-        cells = [np.rint(np.log10(values[by_time]) * a_decade).astype(np.int64) for values in (gib, seconds)]
+        cells = [np.rint(np.log10(values[time_order]) * a_decade).astype(np.int64) for values in (gib, seconds)]
         code = (cells[0] - cells[0].min()) * (int(np.ptp(cells[1])) + 1) + cells[1] - cells[1].min()
-        shown_points = by_time[np.unique(code, return_index=True)[1]]
+        shown_points = time_order[np.unique(code, return_index=True)[1]]
         if len(shown_points) <= MAX_POINTS:
             break
     return shown_points

@@ -27,7 +27,7 @@ nothing to calibrate it with."""
 
 @dataclass(frozen=True)
 class Interval:
-    """Factors of the predictions for a job between which 80 % of the measurements lie."""
+    """The interval that contains 80 % of the measurements, as two factors of the prediction."""
 
     name: str
     """The class, such as `experts, unknown model`."""

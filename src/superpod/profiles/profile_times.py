@@ -52,7 +52,7 @@ class Times:
         return first, first + round(length * unit_ns)
 
     def set_median(self, starts: NDArray[np.int64]) -> None:
-        """Set the median start of all work, if there is any, as the reference for other times."""
+        """Store the median of the start times; `is_near` and `leave_out_far` compare other times with it."""
         if len(starts):
             self._median = float(np.median(starts))
 

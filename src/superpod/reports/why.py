@@ -132,7 +132,7 @@ def _verdict_without_attempts(run: RunFolder) -> Verdict:
 
 
 def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """Replace the explanation of a cancelled Slurm job if the attempt was not a Slurm job."""
+    """For an attempt outside Slurm, explain a cancellation as an interrupt by the user, not as scancel."""
     root = verdict.root
     if root is None or root.name != "cancelled" or attempt.result.get("job"):
         return verdict

@@ -145,7 +145,7 @@ def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
 
 
 def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
-    """List the violated rules on layout, precision and hardware, of a configuration and its planner job."""
+    """List the rules on layout, precision and hardware that a configuration or its planner job violates."""
     from superpod.nemo2.validation import training
     from superpod.nemo2.validation.reading import Reader
     from superpod.planner import legality

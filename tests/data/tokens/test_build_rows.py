@@ -49,7 +49,7 @@ def test_skips_and_stores_bad_lines(tmp_path: Path):
         report = build([f"{tmp_path}/a.jsonl"], out, options, workers=1, shard_bytes=shard_bytes)
         assert report.folder.documents == 120
         reasons = "1 x not a JSON object with the key ..., 1 x key ... is of type int, not a string"
-        assert any(note.startswith(f"skipped 2 bad lines ({reasons}): ") for note in report.notes)
+        assert any(note.startswith(f"skipped 2 bad lines ({reasons}), copied to ") for note in report.notes)
         kept = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
         assert [(row["line"], row["text"].strip()) for row in kept] == [(61, "{}"), (122, '{"text": 3}')]
     with pytest.raises(UserError, match=r"2 of 122 lines are bad, 1.6%, but --max-bad-share is 0.01"):

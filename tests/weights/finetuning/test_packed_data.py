@@ -110,7 +110,7 @@ def test_stores_bad_lines_with_packed_samples(folder, sizes, tmp_path):
     kept = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
     assert [(row["line"], row["text"]) for row in kept] == [(41, "{}"), (42, '{"question": "a", "answer": 3}')]
     printed = "\n".join(packed_data.format_counts(counts))
-    assert "skipped 2 bad lines (1 x has the keys none, 1 x answer is a number, not a string): " in printed
+    assert "skipped 2 bad lines (1 x has the keys none, 1 x answer is a number, not a string), copied to " in printed
     assert str(tmp_path / "out" / SKIPPED) in printed
     with pytest.raises(UserError, match=r"a.jsonl:41: has the keys none"):
         packed_data.check_data(replace(options, reading=Reading()))

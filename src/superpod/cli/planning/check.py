@@ -191,8 +191,9 @@ def _facts(report: CheckReport, *, with_build: bool) -> dict[str, object]:
         "step_time_s": report.step_time_s,
     }
     if with_build:
-        known = asdict(report)
-        facts |= {name: known[name] for name in ("title", "unplanned", "built", "layers", "build_error", "not_built")}
+        report_fields = asdict(report)
+        names = ("title", "unplanned", "built", "layers", "build_error", "not_built")
+        facts |= {name: report_fields[name] for name in names}
         facts["passed"] = report.passed
     return facts
 

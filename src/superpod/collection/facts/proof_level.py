@@ -211,7 +211,7 @@ def read() -> dict[str, Any]:
 
 
 def _read_json(path: Path, command: str) -> dict[str, Any]:
-    """Read a file that `command` writes; {} if there is none."""
+    """Read a JSON file; {} if there is none. The hint for a corrupt file names `command`, which writes it."""
     try:
         return json.loads(path.read_text()) if path.is_file() else {}
     except ValueError as error:

@@ -86,7 +86,7 @@ def _to_absolute(name: str) -> str:
 
 
 def find(names: Iterable[str], validation: bool = False) -> list[Source]:
-    """Find the files of every name; with `validation`, only the validation split of a dataset.
+    """Find the files of each --data argument; with `validation`, only the validation split of a dataset.
 
     Raises:
         UserError: a name has no files, or a dataset does not have the split.

@@ -183,7 +183,9 @@ class _Phases:
         if not bad.count:
             return []
         bad.check(sum(shard.documents + shard.empty for shard in shard_facts.values()), "--text")
-        self.notes.append(f"skipped {bad.count} bad lines ({bad.summary}): {self.unfinished.folder / SKIPPED}")
+        self.notes.append(
+            f"skipped {bad.count} bad lines ({bad.summary}), copied to {self.unfinished.folder / SKIPPED}"
+        )
         return [file]
 
     def _tokenizer_path(self) -> Path:

@@ -55,7 +55,7 @@ PARTS = {
 
 
 def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -> ModelShape:
-    """Return `shape`, which belongs to `original`, with all fields that differ in `config`.
+    """Return `shape`, the shape of `original`, with the fields changed in which `config` differs from `original`.
 
     A changed field is copied only if it means the same in both: the planner counts one layer of T5 as several, so the
     number of layers of T5 is not copied. The parameter count of the built model reveals such changes.

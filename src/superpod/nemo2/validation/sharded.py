@@ -164,7 +164,7 @@ def check_offloaded_fp32(r: Reader) -> Iterator[Violation]:
 
 
 def _remove_fsdp(partial: run.Partial) -> run.Partial:
-    """Copy the configuration with the optimizer that recipes have without FSDP: sharded, except with adapters."""
+    """Copy the configuration, with the optimizer of a recipe without FSDP: distributed unless there are adapters."""
     partial_copy = copy.deepcopy(partial)
     partial_copy.optim.config.use_distributed_optimizer = not getattr(partial_copy, "peft", None)
     return partial_copy

@@ -138,7 +138,7 @@ def additions(values: Mapping[str, float]) -> dict[str, float]:
     return {key: value for key, value in values.items() if CORRECTIONS_BY_NAME[key].kind in LIMITS}
 
 
-def retries(calibrated_as: str) -> bool:
+def includes_retries(calibrated_as: str) -> bool:
     """Return whether a GPU's calibration includes the time spent on allocation retries when memory is full."""
     return decode(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
 

@@ -212,8 +212,8 @@ class Choice(NamedTuple):
 
 def available(a: Attention) -> tuple[bool, bool, bool]:
     """Return whether flash (2 or 3), fused and unfused attention are available, in Transformer Engine's order."""
-    flash = not reasons_against(FLASH2, a) or not reasons_against(FLASH3, a)
-    return flash, not reasons_against(FUSED, a), not reasons_against(UNFUSED, a)
+    has_flash = not reasons_against(FLASH2, a) or not reasons_against(FLASH3, a)
+    return has_flash, not reasons_against(FUSED, a), not reasons_against(UNFUSED, a)
 
 
 def choose(a: Attention) -> Choice:

@@ -63,7 +63,7 @@ class MemoryUnits:
 
     @property
     def unfused(self) -> bool:
-        """Whether attention keeps its scores; Megatron's local layers always do."""
+        """Whether the attention scores are stored for the backward pass, as always in Megatron's local layers."""
         return self.job.keeps_scores
 
     @cached_property

@@ -55,7 +55,7 @@ def choose(job: PlannedJob) -> Rules:
         return Rules(layout, *_pipeline(job.replace(layout=layout)))
     raise UserError(
         f"the textbook rules find no layout for {job.model.name} on {job.gpus} GPUs: with tp {tp}, no pipeline with "
-        f"at least {STAGE_LAYERS} layers per stage fits {STATE_BYTES} bytes per parameter",
+        f"at least {STAGE_LAYERS} layers per stage has memory for {STATE_BYTES} bytes per parameter",
         "the search may find one: it also shards the optimizer and uses uneven stages",
     )
 

@@ -173,7 +173,7 @@ class Work:
         self.stream(2 * self.outer * h, 4 * self.outer * h, 1, module)
 
     def residual(self) -> None:
-        """Add bias, dropout and the residual addition, fused with Transformer Engine."""
+        """Add the work of bias, dropout and residual connection, which Transformer Engine fuses into one kernel."""
         h, options = self.m.hidden, self.job.options
         if options.hidden_dropout:
             self.stream(3.5 * self.outer * h, 2.5 * self.outer * h, 1)

@@ -112,7 +112,9 @@ def from_job(job: PlannedJob, c: Columns) -> StepCost:
         zero=one["sharding"].astype(float),
         **{key: np.full(len(unit), float(getattr(job.options, key))) for key in OVERLAPS},
         graphs=np.full(len(unit), float(job.options.cuda_graphs)),
-        full=full(job, c).reshape(-1) if corrections.retries(job.node.gpu.calibrated_as) else np.zeros(len(unit)),
+        full=full(job, c).reshape(-1)
+        if corrections.includes_retries(job.node.gpu.calibrated_as)
+        else np.zeros(len(unit)),
     )
 
 

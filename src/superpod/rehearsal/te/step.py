@@ -129,11 +129,11 @@ def _run_t5(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
     """Run encoder and decoder of T5 with the masks of NeMo's data step (collections/llm/t5/model/t5.py)."""
     import torch
 
-    targets = config.seq_length_dec
-    ids, answer = (torch.empty(micro_batch, length, dtype=torch.int64) for length in (tokens, targets))
+    target_length = config.seq_length_dec
+    ids, answer = (torch.empty(micro_batch, length, dtype=torch.int64) for length in (tokens, target_length))
     encoder = torch.empty(micro_batch, 1, 1, tokens, dtype=torch.bool)
-    decoder = torch.empty(micro_batch, 1, targets, targets, dtype=torch.bool)
-    cross_mask = (torch.empty(micro_batch, 1, 1, targets, dtype=torch.bool), encoder)
+    decoder = torch.empty(micro_batch, 1, target_length, target_length, dtype=torch.bool)
+    cross_mask = (torch.empty(micro_batch, 1, 1, target_length, dtype=torch.bool), encoder)
     return model(ids, answer, encoder, decoder, cross_mask, answer if model.post_process else None)
 
 

@@ -76,7 +76,7 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
 
     from superpod.rehearsal import entry
 
-    rehearsal = copy.deepcopy(recipe)
+    rehearsal_recipe = copy.deepcopy(recipe)
     function = _callable_name(recipe)
     entries = {"pretrain": entry.pretrain, "finetune": entry.finetune, "distill": entry.distill, "prune": entry.prune}
     if function not in entries:
@@ -84,14 +84,14 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
         raise RehearsalError(f"only {names} can be rehearsed, but the recipe calls {function}")
     strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)  # llm.prune creates its own trainer
     _check_devices(strategy or _PruningLayout(recipe.tp_size, recipe.pp_size), devices)
-    fdl.update_callable(rehearsal, entries[function])
+    fdl.update_callable(rehearsal_recipe, entries[function])
     changes = [Change("", f"llm.{function}", f"{entry.__name__}.{function}", "installs the patches")]
     local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
     if strategy is not None:
         local = (("trainer.devices", devices, "processes of this machine"),)
     for path, value, reason in (*local, *_CPU_SETTINGS, *_optimizer_settings(recipe)):
-        changes += _set(rehearsal, path, value, reason)
-    return rehearsal, changes + _remove_gpu_callbacks(getattr(rehearsal, "trainer", None))
+        changes += _set(rehearsal_recipe, path, value, reason)
+    return rehearsal_recipe, changes + _remove_gpu_callbacks(getattr(rehearsal_recipe, "trainer", None))
 
 
 def _optimizer_settings(recipe: Partial) -> Iterator[tuple[str, Any, str]]:

@@ -39,13 +39,13 @@ class StallDetector:
         if now < self._next <= now + self._train_s:  # also check if the clock was set back
             return None
         heartbeats = self._attempt.heartbeats()
-        silent = silent_rank(heartbeats, nodes_of(self._attempt), self._train_s, now - self._began, now)
+        description = silent_rank(heartbeats, nodes_of(self._attempt), self._train_s, now - self._began, now)
         newest = min(
             (_seconds_since(beat, _progress_time(beat), now) for beat in _with_time(heartbeats).values()), default=0.0
         )
         wait_s = self._train_s - newest if newest < self._train_s else self._train_s / CHECKS_PER_TIMEOUT
         self._next = now + min(wait_s, self._train_s / 2)
-        return silent
+        return description
 
 
 def nodes_of(attempt: Attempt) -> list[str]:

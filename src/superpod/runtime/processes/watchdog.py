@@ -104,7 +104,7 @@ def main(command: int, attempt: Path | None) -> None:
     # The watchdog must outlive the command, whatever ends the command's process group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for leader in _leaders_until_gone(command):
+    for leader in _read_leaders_until_exit(command):
         kill_group(leader)
     if attempt and attempt.is_dir():
         time_s = time.time()
@@ -112,7 +112,7 @@ def main(command: int, attempt: Path | None) -> None:
         _record(attempt, command, time_s)
 
 
-def _leaders_until_gone(command: int) -> list[int]:
+def _read_leaders_until_exit(command: int) -> list[int]:
     """Read group leaders from stdin until the parent of this process has exited, and return them."""
     leaders: list[int] = []
     pipe, text = sys.stdin.fileno(), b""

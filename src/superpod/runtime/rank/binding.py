@@ -13,11 +13,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-CHOICE = "SUPERPOD_CPU_BIND"
+BINDING_VARIABLE = "SUPERPOD_CPU_BIND"
 """Environment variable: `gpu` to bind ranks to the CPUs of their GPUs; any other value keeps srun's binding."""
 
 _SYSFS = Path("/sys/bus/pci/devices")
-_ASK = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader")
+_GPU_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader")
 
 
 def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
@@ -26,7 +26,7 @@ def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
     The message is '' if binding is not requested or there is no GPU. Never raises, since an unbound rank is only
     slower.
     """
-    if environ.get(CHOICE) != "gpu":
+    if environ.get(BINDING_VARIABLE) != "gpu":
         return ""
     address = _find_gpu(environ)
     if not address:
@@ -47,7 +47,7 @@ def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
 def _find_gpu(environ: Mapping[str, str]) -> str:
     """Return the PCI address of this rank's GPU in the format of sysfs (0000:1b:00.0); '' if there is none."""
     try:
-        answer = subprocess.run(_ASK, capture_output=True, text=True, timeout=60).stdout
+        answer = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
     gpus = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") == 2]

@@ -267,14 +267,14 @@ def check_hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         layers = ", ".join(sorted({hca.link_layer for hca in compute} - {""})) or "no HCA"
         yield Finding(f"network.kind is {kind!r}, but {node.host} has {layers}", f'set kind = "{node.network}"')
     elif cluster.fabric:
-        yield from _check_rate(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
+        yield from _check_network_rate(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
 
 
-def _check_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
+def _check_network_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
     fabric = hardware.builtin().fabrics[cluster.fabric]
     fastest_rate = max(hca.gb_s for hca in compute)
     if 0 < fastest_rate < 0.9 * fabric.gbps:
-        fits = [name for name, one in hardware.builtin().fabrics.items() if one.gbps == fastest_rate]
+        fits = [name for name, other in hardware.builtin().fabrics.items() if other.gbps == fastest_rate]
         yield Finding(
             f"fabric {cluster.fabric} has {fabric.gbps:g} Gb/s per port, but {host} has {fastest_rate:g} Gb/s",
             f"set fabric = {' or '.join(fits)}" if fits else "a cable or a port may have negotiated a lower rate",

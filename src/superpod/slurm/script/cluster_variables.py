@@ -89,7 +89,7 @@ def _site_variables(cluster: Cluster) -> list[Variable]:
     variables, network = [], cluster.network
     if cluster.slurm.cpu_bind == "gpu" and not cluster.declared_only:
         reason = "each rank runs on the CPUs local to its GPU (runtime/rank/binding.py)"
-        variables.append(Variable(binding.CHOICE, "gpu", reason))
+        variables.append(Variable(binding.BINDING_VARIABLE, "gpu", reason))
     if network.interface and not cluster.declared_only:
         variables.append(Variable("NCCL_SOCKET_IFNAME", network.interface, "interface for NCCL's bootstrap"))
     if network.interface:

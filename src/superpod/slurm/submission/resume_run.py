@@ -197,5 +197,5 @@ def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster
     for line in changed[:MAX_LINES]:
         print(f"change {line}")
     if len(changed) > MAX_LINES:
-        print(f"change ... and {len(changed) - MAX_LINES} more fields: compare recipe.txt before and after")
+        print(f"change {len(changed) - MAX_LINES} more fields: compare recipe.txt before and after")
     return submission

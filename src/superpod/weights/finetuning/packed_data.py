@@ -269,7 +269,7 @@ def format_counts(counts: Counts) -> list[str]:
         if repeats:
             lines.append(f"  {duplicate_samples.line(str(file['source']), cast('dict[str, int]', repeats))}")
         if file.get("skipped"):
-            lines.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}): {counts['skipped']}")
+            lines.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}), copied to {counts['skipped']}")
     for part in counts.get("mix", []):
         times = cast("int", part["taken"]) / cast("int", part["samples"])
         name = Path(str(part["source"])).name
