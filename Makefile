@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GOLDENS := tests/nemo2/test_goldens.py tests/cli/test_surface.py tests/slurm/script/test_batch_script.py \
-	tests/nemo2/test_export.py::test_a_complete_recipe_is_what_export_writes_today \
+	tests/nemo2/export/test_export.py::test_a_complete_recipe_is_what_export_writes_today \
 	tests/examples/test_finetune_project.py::test_its_recipe_is_what_export_writes
 TWO := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
@@ -23,7 +23,7 @@ test-all: $(STAMP) ## the slow ones too, as .ci/run does; not those marked long
 
 test-long: $(STAMP) ## those that would take .ci/run over its hour: every shape, planted bugs, drills, fine-tunings
 	$(BIN)/python -m pytest $(TWO) -m "long and not slurm"
-	SUPERPOD_EXPORT=model $(BIN)/python -m pytest tests/nemo2/test_export.py
+	SUPERPOD_EXPORT=model $(BIN)/python -m pytest tests/nemo2/export/test_export.py
 
 test-slurm: $(STAMP) ## those on a real Slurm, as root: tests/slurm/testbed/testbed.sh
 	$(BIN)/python -m pytest -m slurm

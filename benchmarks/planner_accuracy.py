@@ -3,7 +3,7 @@
 
     python benchmarks/planner_accuracy.py [FOLDER]      default: benchmarks/reference
 
-The bounds of each group stand beside its figures; `tests/planner/test_accuracy.py` holds them.
+The bounds of each group stand beside its figures; `tests/planner/accuracy/test_accuracy.py` holds them.
 """
 
 from __future__ import annotations

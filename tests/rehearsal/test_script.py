@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from superpod.rehearsal.script import block_project_imports
-from tests.nemo2.exported import TRAINED, answers
+from tests.nemo2.export.exported import TRAINED, answers
 
 
 def test_inside_this_project_is_nowhere_and_after_it_is_as_before():

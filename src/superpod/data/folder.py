@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import atomic_file
-from superpod.data.readers import paths
+from superpod.data import paths
 from superpod.data.tokens import indexed
 from superpod.errors import UserError
 

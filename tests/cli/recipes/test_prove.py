@@ -10,7 +10,7 @@ from superpod.collection.facts import proof_level
 from superpod.errors import UserError
 from superpod.rehearsal.proof import proof_pool, proof_store
 from superpod.rehearsal.proof.proof import Failure, Proof
-from tests.rehearsal.proof_stub import StubWorkers, by_precision
+from tests.rehearsal.proof.proof_stub import StubWorkers, by_precision
 
 NAME = "llama32_1b_sft_h100_bf16"
 

@@ -10,7 +10,7 @@ from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.rehearsal.proof import parameter_counts, proof, proof_pool, proof_store
 from superpod.rehearsal.proof.rank_models import SizeKey
-from tests.rehearsal.proof_stub import StubWorkers, by_precision, planned_counts
+from tests.rehearsal.proof.proof_stub import StubWorkers, by_precision, planned_counts
 
 SOME = ("llama32_1b_sft_h100_bf16", "llama32_1b_pretrain_h100_bf16", "llama32_1b_pretrain_h100_fp8ds")
 

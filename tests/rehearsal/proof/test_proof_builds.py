@@ -9,7 +9,7 @@ import pytest
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.rehearsal.proof import proof, proof_store, resolved
-from tests.rehearsal.proof_stub import rotating
+from tests.rehearsal.proof.proof_stub import rotating
 
 pytestmark = pytest.mark.nemo
 SMALL = "llama32_1b_sft_h100_bf16"
@@ -18,7 +18,7 @@ SMALL = "llama32_1b_sft_h100_bf16"
 @pytest.fixture(scope="module")
 def answers():
     """What `proof_orders.py` prints."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.rehearsal.proof_orders"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.rehearsal.proof.proof_orders"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

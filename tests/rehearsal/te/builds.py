@@ -119,7 +119,7 @@ def prove(names, layout=None):
     from superpod.collection import registry
     from superpod.collection.facts import proof_level
     from superpod.rehearsal.proof import proof, proof_pool, proof_store
-    from tests.rehearsal.proof_stub import InThisProcess
+    from tests.rehearsal.proof.proof_stub import InThisProcess
 
     recipes = [registry.find(name) for name in names]
     if layout is not None:

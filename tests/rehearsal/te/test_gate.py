@@ -8,7 +8,7 @@ import pytest
 
 from superpod.collection import recipe_job, registry
 from superpod.planner import legality
-from tests.rehearsal.proof_stub import rotating
+from tests.rehearsal.proof.proof_stub import rotating
 
 SMALL = "llama32_1b_pretrain_h100_bf16"
 ODD = {"model.config.seq_length": 4104, "data.seq_length": 4104, "data.micro_batch_size": 1}

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from superpod.data.readers import paths
+from superpod.data import paths
 from superpod.data.tokens.tokenizer import library
 from superpod.errors import UserError
 

@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from superpod.data.readers import paths, rows
+from superpod.data import paths
+from superpod.data.readers import rows
 from superpod.errors import UserError
 
 SPLITS = {

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from superpod.data.readers import arrow_tables, paths
+from superpod.data import paths
+from superpod.data.readers import arrow_tables
 from superpod.errors import UserError
 
 MAX_ROW = 1 << 26

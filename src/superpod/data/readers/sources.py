@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from superpod.data.readers import dataset_folder, paths, rows
+from superpod.data import paths
+from superpod.data.readers import dataset_folder, rows
 from superpod.errors import UserError
 
 _WEIGHTED = re.compile(r"(?P<name>.+):(?P<weight>[^:/]*)", re.DOTALL)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.data.readers import paths
+from superpod.data import paths
 from superpod.data.tokens.tokenizer import library
 from superpod.errors import UserError
 

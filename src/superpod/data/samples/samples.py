@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.data.readers import paths, rows
+from superpod.data import paths
+from superpod.data.readers import rows
 from superpod.data.samples import sample_kinds
 from superpod.data.samples.sample_kinds import HINT, KINDS, Keys, Sample
 from superpod.errors import UserError

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from superpod.data import paths
 from superpod.data.folder import (
     DEFAULT_SPLIT,
     FILE,
@@ -17,7 +18,6 @@ from superpod.data.folder import (
     name_in_folder,
     parse_split,
 )
-from superpod.data.readers import paths
 from superpod.data.tokens import indexed, tokenizer
 from superpod.errors import UserError
 

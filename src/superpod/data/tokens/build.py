@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from superpod.common.cpu_threads import usable_cores
+from superpod.data import paths
 from superpod.data.folder import FILE, DataFolder, check_parts
-from superpod.data.readers import documents, paths
+from superpod.data.readers import documents
 from superpod.data.samples.samples import SKIPPED, BadLines, Reading
 from superpod.data.tokens import distinct_documents, shards, tokenizer, worker_pool
 from superpod.data.tokens.build_options import BuildOptions

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from superpod.data import paths
 from superpod.data.folder import default_split, parse_split
-from superpod.data.readers import paths
 from superpod.data.samples.samples import MAX_BAD_SHARE, Reading
 from superpod.data.tokens import tokenizer
 from superpod.errors import UserError

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from superpod.data.readers import paths
+from superpod.data import paths
 from superpod.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"

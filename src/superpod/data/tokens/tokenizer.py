@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from superpod.common import custom_code
-from superpod.data.readers import paths
+from superpod.data import paths
 from superpod.errors import UserError
 
 if TYPE_CHECKING:

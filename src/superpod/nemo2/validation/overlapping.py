@@ -16,7 +16,7 @@ def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
     """MXFP8 parameters in the gradient buffer must not be gathered during the forward pass.
 
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
-    optimizer.py:575-579), which the loop of NeMo 2.7.3 does not do. tests/nemo2/mxfp8_weights.py reproduces it.
+    optimizer.py:575-579), which the loop of NeMo 2.7.3 does not do. tests/nemo2/build/mxfp8_weights.py reproduces it.
     """
     if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and is_overlapped(r, "overlap_param_gather"):
         yield Violation(

@@ -1,4 +1,4 @@
-"""Exact parameter counts of one rank. tests/planner/test_models_megatron.py compares them with Megatron's models.
+"""Exact parameter counts of one rank, compared with Megatron in tests/planner/models/test_models_megatron.py.
 
 Every `*_block` function counts one block on one rank. It uses plain arithmetic with `//`, so tp, ep and etp may also be
 numpy arrays. Source: megatron-core 0.15.3 with Transformer Engine layers; each docstring names the module. Norms,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.common import atomic_folder, custom_code
-from superpod.data.readers import paths
+from superpod.data import paths
 from superpod.errors import UserError
 from superpod.weights.families import export_config, families
 from superpod.weights.families.nemo_class import FETCH, NemoClass, find_nemo_class, read_config

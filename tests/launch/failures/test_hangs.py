@@ -7,7 +7,7 @@ import time
 import pytest
 
 from superpod.runtime.attempts import diagnose
-from tests.launch.test_drills import LIMIT_S
+from tests.launch.failures.test_drills import LIMIT_S
 from tests.launch.test_local import SMALL, TP1, Running, left_behind, text
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train, pytest.mark.long]

@@ -8,8 +8,8 @@ from superpod.errors import UserError
 from superpod.planner import memory
 from superpod.planner.models import Split
 from superpod.planner.planned_job import Options
-from tests.planner.test_memory import job
-from tests.planner.test_memory_terms import DENSE, MLA
+from tests.planner.memory.test_memory import job
+from tests.planner.memory.test_memory_terms import DENSE, MLA
 
 # Two layers of 590 parameters (norms 20, qkv 240, projection 120, gate and up 140, down 70), a final norm of 10, and
 # embedding and head of 128 x 10.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from superpod.collection import registry
-from tests.nemo2.exported import COMPLETE, GPU_RECIPES, answers, chosen, complete_files
+from tests.nemo2.export.exported import COMPLETE, GPU_RECIPES, answers, chosen, complete_files
 
 
 @pytest.mark.nemo

@@ -28,7 +28,7 @@ from superpod.nemo2 import overrides
 from superpod.recipes import build
 from superpod.rehearsal.proof import meta_build, proof, proof_pool, resolved
 from superpod.rehearsal.te import build as te_build
-from tests.rehearsal.proof_stub import InThisProcess
+from tests.rehearsal.proof.proof_stub import InThisProcess
 
 SETS = {
     # Same degrees of parallelism; what differs was in no key before: precision, recomputation, context parallelism.

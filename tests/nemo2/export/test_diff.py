@@ -5,7 +5,7 @@ import re
 import pytest
 
 from superpod.nemo2.export.field_meanings import MEANINGS, meaning
-from tests.nemo2.exported import answers
+from tests.nemo2.export.exported import answers
 
 OURS_AND_NEMO_S = "llama3_8b_pretrain_h100_bf16 nemo:llama3_8b"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.nemo2 import one_figure
+from tests.nemo2.export import one_figure
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

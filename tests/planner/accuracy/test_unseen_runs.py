@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from superpod.planner.tables import published
-from tests.planner.test_accuracy import REFERENCE, load
+from tests.planner.accuracy.test_accuracy import REFERENCE, load
 
 UNSEEN = REFERENCE / "unseen.csv"
 FIGURES = ("step_time_s", "tokens_per_s_per_gpu", "tflops")

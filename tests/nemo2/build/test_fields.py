@@ -16,7 +16,7 @@ from superpod.collection.sizes import tune
 from superpod.errors import UserError
 from superpod.nemo2 import options
 from superpod.weights.transfer import conversion
-from tests.nemo2.fields import LORA_8, LORA_16, LORA_32, SFT
+from tests.nemo2.build.fields import LORA_8, LORA_16, LORA_32, SFT
 
 
 @pytest.fixture(scope="module")

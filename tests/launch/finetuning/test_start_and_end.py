@@ -7,7 +7,7 @@ import pytest
 from superpod.reports.runs import checkpoint_list
 from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import DONE, RunFolder
-from tests.launch.test_killed_launcher import EVERY, NAME, ONE, SHORT
+from tests.launch.finetuning.test_killed_launcher import EVERY, NAME, ONE, SHORT
 from tests.run_module import run_module
 from tests.weights import tiny
 

@@ -16,7 +16,7 @@ from superpod.planner.memory.in_flight import activations_in_flight, in_flight
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options
-from tests.planner.test_memory import job, units
+from tests.planner.memory.test_memory import job, units
 
 peak = importlib.import_module("superpod.planner.memory.peak")  # the package has a function of that name
 SEQ = 16

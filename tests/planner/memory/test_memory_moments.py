@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from superpod.planner.memory import model_states
-from tests.planner.test_memory_terms import LAYER, SEQ, TOKEN, held, of, peak, shape
+from tests.planner.memory.test_memory_terms import LAYER, SEQ, TOKEN, held, of, peak, shape
 
 
 def owners(u):

@@ -49,7 +49,7 @@ def test_exposed_mxfp8_gather_is_planned():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Output of tests/nemo2/mxfp8_weights.py for a recipe of each kind."""
+    """Output of tests/nemo2/build/mxfp8_weights.py for a recipe of each kind."""
     script, out = Path(__file__).parent / "mxfp8_weights.py", tmp_path_factory.mktemp("mxfp8") / "out.json"
     command = [sys.executable, "-W", "ignore", script, out, BF16_PARAMETERS, FP8_PARAMETERS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -1,6 +1,6 @@
 """Parameters of models whose layers need Transformer Engine or mamba-ssm, with PyTorch's own in their place.
 
-`python tests/planner/stand_ins.py '{"BaseMambaConfig130M": [tp, pp, rank, vocab]}'` prints `RESULT{name: parameters}`.
+`python tests/planner/models/stand_ins.py '{"BaseMambaConfig130M": [tp, pp, rank, vocab]}'` prints RESULT{name: count}.
 NeMo's and Megatron's classes do the rest, on the meta device. Only shapes are right: nothing here could run.
 """
 

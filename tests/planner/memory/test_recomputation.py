@@ -1,7 +1,7 @@
 """What selective recomputation cannot give up."""
 
 from superpod.planner.planned_job import Options
-from tests.planner.test_memory import LLAMA, job, total
+from tests.planner.memory.test_memory import LLAMA, job, total
 
 
 def test_a_norm_inside_the_next_product_stays():
