@@ -26,9 +26,10 @@ from superpod.diagnosis.causes import (
     PROGRAM,
     Cause,
 )
+from superpod.diagnosis.event_descriptions import describe, describe_hung_ranks
 from superpod.diagnosis.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
 from superpod.diagnosis.log_lines import LogLine
-from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd, step_end
+from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd
 from superpod.diagnosis.losses import Anomaly
 
 HEALTHY = "healthy"
@@ -44,7 +45,6 @@ UNKNOWN = "unknown"
 
 SLACK_S = 20.0
 """Seconds by which a line must precede another to exclude that it is a consequence: clocks and buffers differ."""
-_HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
 _PYTHON_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
 """A Python warning, which does not indicate a cause."""
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
@@ -388,8 +388,8 @@ def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
 def _make_finding(group: _Group, base: Path | None) -> Finding:
     cause = group.cause or CAUSES_BY_NAME["rank_crashed"]
     events = sorted(group.events, key=lambda e: (-e.sure, e.line.at or 0.0, e.order))
-    details = (_describe_event(event) for event in events)
-    detail = next(filter(None, details), "") or _describe_hung_ranks(events)
+    details = (describe(event) for event in events)
+    detail = next(filter(None, details), "") or describe_hung_ranks(events)
     ranks = tuple(sorted({e.rank for e in events if e.rank is not None}))
 
     certainty = group.sure
@@ -414,40 +414,6 @@ def _make_finding(group: _Group, base: Path | None) -> Finding:
 def _shows_other_processes(group: _Group) -> bool:
     messages = [oom.parse(event.line.text) for event in group.events]
     return any(memory and memory.others_are_named for memory in messages)
-
-
-def _describe_event(event: Event) -> str | None:
-    """Return a sentence with the numbers in a line; None if it has none."""
-    text = event.line.text
-    if event.detail:
-        return event.detail
-    memory = oom.parse(text)
-    if memory:
-        return memory.summary
-    exit_code = re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text)
-    if exit_code:
-        rank = "a rank" if event.rank is None else f"rank {event.rank}"
-        return _describe_signal(rank, exit_code[1], exit_code[2])
-    end = TaskEnd.parse(text)
-    return step_end(text) or (end.describe() if end else None)
-
-
-def _describe_signal(rank: str, number: str, pid: str) -> str:
-    if number == "9":
-        return f"{rank} was killed (pid {pid}, signal 9; cause unknown)"
-    return f"{rank} crashed (pid {pid}, signal {number})"
-
-
-def _describe_hung_ranks(events: Sequence[Event]) -> str:
-    """Return a sentence about the ranks that fault tolerance has killed; '' if none. Monitors log node, rank,
-    seconds.
-    """
-    hung_ranks = [match for match in (_HUNG.search(event.line.text) for event in events) if match]
-    if not hung_ranks:
-        return ""
-    ranks = ", ".join(dict.fromkeys(f"rank {match[2]} on {match[1]}" for match in hung_ranks))
-    waited_s = float(hung_ranks[0][3])
-    return f"no heartbeat of {ranks} for {waited_s:.0f} s, longer than the timeout: killed by fault_tolerance"
 
 
 def _drop_similar(events: Sequence[Event]) -> list[Event]:

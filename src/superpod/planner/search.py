@@ -82,7 +82,7 @@ class SearchResult:
     recompute_options: tuple[RecomputeOption, ...]
     """The options to which `fields["recompute_option"]` refers."""
     seconds: Array
-    """Step time; infinite for layouts that need more than `MAX_TIMED` times the memory."""
+    """Step time."""
     terms: dict[str, Array]
     """Term of the step time -> seconds."""
     reserved: Array
@@ -218,23 +218,11 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
 
 def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     columns = stages.columns(fields["split"], fields)
+    step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
     bytes_of = {"allocated": peak.allocated, "needed": peak.needed, "reserved": peak.reserved}
     max_bytes = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
-    timed = np.flatnonzero(max_bytes["reserved"] <= MAX_TIMED * memory.limit(job))
-    seconds = np.full(len(fields["split"]), np.inf)
-    terms = {name: np.zeros(len(seconds)) for name in steptime.TERMS}
-    if len(timed):
-        step = steptime.step(job, stages.columns(fields["split"][timed], _at(fields, timed)))
-        seconds[timed] = step.seconds
-        for name, part in step.terms.items():
-            terms[name][timed] = part
-    return {"seconds": seconds, **max_bytes, **terms}
-
-
-MAX_TIMED = 1.5
-"""Reserved bytes relative to the limit up to which the step time of a layout is computed. Layouts beyond it are never
-shown, and they are most of a large search."""
+    return {"seconds": step.seconds, **max_bytes, **step.terms}
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")

@@ -192,7 +192,9 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
                 bar.console.print(f"{stage} {total:,}", highlight=False)
 
         saved_results = proof_level.read() if reuse_saved else None
-        return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=saved_results, most=max_builds)
+        return prove_all(
+            recipes, cache_file=cache, workers=workers, note=show, saved_proof=saved_results, max_builds=max_builds
+        )
 
 
 def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
