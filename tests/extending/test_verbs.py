@@ -158,7 +158,7 @@ def test_health_runs_the_check_on_nodes(acme):
     code = """
 from superpod.slurm import node_health
 from superpod.slurm.profiles import profiles
-print("".join(health.collection_checks(profiles.load("acme"))) + (health.CHECKS / "node.sh").read_text())
+print("".join(node_health.collection_checks(profiles.load("acme"))) + (node_health.CHECKS / "node.sh").read_text())
 """
     environment = {**os.environ, collection.VARIABLE: str(acme)}
     sent = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
