@@ -156,6 +156,8 @@ def table(fit: Fit, residuals: Residuals, memory: Residuals) -> str:
     for part, classes in (("time", residuals), ("memory", memory)):
         for name, members in classes.items():
             low, high = interval(members)
+            known = classes.get(name.replace("unknown", "known"), members)
+            low, high = min(low, interval(known)[0]), max(high, interval(known)[1])  # never narrower for unknown models
             lines += ["", f'[{part}."{name}"]  # {len(members)} runs', f"low = {low:.3f}", f"high = {high:.3f}"]
     return "\n".join(lines) + "\n"
 

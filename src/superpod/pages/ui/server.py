@@ -178,7 +178,7 @@ def message(text: str, hint: str) -> str:
 
 def application(token: str, sources: Sources) -> Application:
     """Return the Tornado application of the page."""
-    handler_arguments = {"token": token, "sources": sources, "plans": Plans(sources.plan), "looking": asyncio.Lock()}
+    handler_arguments = {"token": token, "sources": sources, "plans": Plans(sources.plan), "lock": asyncio.Lock()}
     return Application([(r".*", Page, handler_arguments)], log_function=lambda handler: None)
 
 

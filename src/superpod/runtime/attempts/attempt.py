@@ -26,8 +26,16 @@ if __name__ == "__main__":  # import from the unpacked files of the batch script
 
 from superpod.diagnosis import job_end
 from superpod.errors import UserError
-from superpod.runtime.attempts import attempt_end, deferred_data, full_disk, guard, job_code, model_steps, next_attempt
-from superpod.runtime.attempts.notify import Webhook
+from superpod.runtime.attempts import (
+    attempt_arguments,
+    attempt_end,
+    deferred_data,
+    full_disk,
+    guard,
+    job_code,
+    model_steps,
+    next_attempt,
+)
 from superpod.runtime.attempts.time_limit import TimeLimit
 from superpod.runtime.checkpoints import resume, shared_reading
 from superpod.runtime.health import node_checks
@@ -54,7 +62,7 @@ SIGNAL_MEANINGS = {
 
 def main(words: list[str]) -> int:
     """Run one attempt and return the exit code of the job: 0 = done, saved, or nothing to do; 1 = failed."""
-    options, command = _parse(words)
+    options, command = attempt_arguments.parse(words)
     try:
         return _main(SlurmJob(), options, command)
     finally:
@@ -361,8 +369,7 @@ class _RunningAttempt:
         newest, done = guard.newest_step(self.run), self.run.done
         slurm_state = job_end.controller_state(self.job.id)
         heartbeats = self.attempt.heartbeats().values()
-        # In a preemption, Slurm signals only the steps, so the ranks know of a signal that this process never
-        # received.
+        # In a preemption, Slurm signals only the steps: the ranks know of signals that this process never received.
         self.signals += [str(beat.get("signal", "")) for beat in heartbeats if beat.get("phase") == "stopped"]
         state, message = self._end(code, newest, is_done=done)
         last = max((int(b.get("step", 0)) for b in heartbeats), default=0)
@@ -477,29 +484,6 @@ def _end(code: int) -> None:
         # The interpreter flushes stdout again at exit; into /dev/null, that succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
-
-
-def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="attempt.py")
-    parser.add_argument("--recipe", required=True)
-    parser.add_argument("--runs", required=True)
-    parser.add_argument("--unpacked", default="")
-    parser.add_argument("--facts", default="{}")
-    parser.add_argument("--lines", default="")
-    parser.add_argument("--save-s", type=float, default=300)
-    parser.add_argument("--stalled-s", type=float, default=600)
-    parser.add_argument("--second-look-s", type=float, default=resume.SECOND_LOOK_S)
-    parser.add_argument("--idle-attempts", type=int, default=2)
-    parser.add_argument("--failures", type=int, default=20)
-    parser.add_argument("--checks", nargs="*", default=[])
-    parser.add_argument("--verify", action="store_true")
-    parser.add_argument("--self-submit", action="store_true")
-    parser.add_argument("--notify", dest="webhook", type=Webhook.from_option, default="")
-    if "--" not in words:
-        parser.error("the command that starts the ranks is missing; pass it after --, for example: -- srun ...")
-    index = words.index("--")
-    command, model_step = model_steps.split(words[index + 1 :])
-    return parser.parse_args(words[:index], argparse.Namespace(model_step=model_step)), command
 
 
 if __name__ == "__main__":
