@@ -2,7 +2,7 @@
 
 The constants are fitted to all published rows (`step_time.csv`, and those of `unseen.csv` whose layout is printed in
 full). Then each model in turn is left out, the constants are fitted to the rest, and its rows are predicted; the same
-with each source. The planner's intervals (`planner/data/intervals.csv`, written with `--write`) are quantiles of these
+with each source. The planner's intervals (`planner/data/intervals.toml`, written with `--write`) are quantiles of these
 errors.
 """
 

@@ -88,7 +88,7 @@ def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
 
 @pytest.mark.parametrize(
     ("model", "gpus", "gbs", "stages"),
-    [("gemma2_27b", 64, 128, "Et*3|(t*3|)*14tL"), ("llama4_scout", 64, 512, "Et*6|(t*7|)*3(t*6|)*3t*3L")],
+    [("gemma2_27b", 128, 256, "Et*3|(t*3|)*14tL"), ("llama4_scout", 64, 512, "Et*6|(t*7|)*3(t*6|)*3t*3L")],
 )
 def test_stages_written_out_are_offered_where_they_win(run, model, gpus, gbs, stages):
     """A wide head behind the last stage takes the time of layers, which the other stages hold."""
@@ -96,7 +96,7 @@ def test_stages_written_out_are_offered_where_they_win(run, model, gpus, gbs, st
     best = result.job_at(int(result.ranked[0]))
     evenly = next(int(i) for i in result.ranked if result.layout(int(i)).chunks is None)
     assert best.layout.chunks is not None
-    assert result.seconds[evenly] > 1.01 * result.seconds[result.ranked[0]]
+    assert result.seconds[evenly] > 1.02 * result.seconds[result.ranked[0]]
     assert pipeline_layout.from_job(best) == stages
     assert any(stages in line for line in explain.explain_layout(result, int(result.ranked[0])))
     assert plans.described(best)["pipeline_layout"] == stages

@@ -44,6 +44,25 @@ def test_a_group_that_is_gone_is_past_its_bound(gone, tmp_path):
     assert load("accuracy_time").main(tmp_path) == 1
 
 
+@pytest.mark.slow
+def test_a_fitted_row_that_is_called_untuned_is_missed(tmp_path):
+    rows = table("step_time")
+    worst = next(row for row in rows if row["release"].startswith("NeMo 25.11") and not row["held_out"])
+    worst["notes"] += " not tuned"
+    write(tmp_path / "step_time.csv", rows)
+    assert load("accuracy_time").main(tmp_path) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
+@pytest.mark.slow
+def test_rows_that_contradict_themselves_are_missed(tmp_path):
+    """They are not scored: with all of them gone, every mean is NaN, and none is too large."""
+    rows = [row for i, row in enumerate(table("step_time")) if row["release"] != "vTrain" or i % 8 == 0]
+    broken = [{**row, "gbs": "0"} if row["release"] != "vTrain" else row for row in rows]
+    write(tmp_path / "step_time.csv", broken)
+    assert load("accuracy_time").main(tmp_path) == 1
+
+
 @pytest.mark.parametrize("gone", ["MLPerf", "Megatron-LM CI"])
 def test_a_group_of_memory_that_is_gone_is_past_its_bound(gone, tmp_path):
     memory = load("accuracy_memory")
