@@ -1,5 +1,4 @@
 import random
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,11 +55,3 @@ def folder(tmp_path: Path) -> Path:
         sha256={"text": writer.sha256},
     ).write()  # fmt: skip
     return out
-
-
-@pytest.fixture(scope="session")
-def nemo() -> None:
-    """Import NeMo without its warnings, or skip the test if it is not installed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("nemo.collections.llm", reason="the [nemo] extra is not installed")
