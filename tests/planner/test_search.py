@@ -259,10 +259,18 @@ def test_a_faster_layout_that_is_tight_is_called_so(run):
     """With room for 20 GiB only TP8 leaves some: TP4 PP2 is faster, and comes after it."""
     result = search.search(run("llama3_8b", gpus=8, gbs=512), memory_cap_gib=20)
     first = int(result.ranked[0])
-    (line,) = [line for line in explain.explain_layout(result, first) if "faster" in line]
+    line = explain.faster_layouts(result)[0]
     assert re.fullmatch(
-        r"TP4 PP2 .* would be \d\d\.\d% faster, but is tight: only 0\.0\d of 20\.0 GiB are free, less than 0\.5%", line
+        r"TP4 PP2 .* would be \d\d\.\d% faster, but is tight: only 0\.0\d of 20\.0 GiB are free, less than 0\.5%; "
+        r"to plan it: --layout tp=4,pp=2\S*",
+        line,
     )
+    assert not any("faster" in line for line in explain.explain_layout(result, first))
+
+
+def test_micro_batches_of_three_and_six_are_searched(run):
+    result = search.search(run("llama3_8b", gpus=8, gbs=96))
+    assert {3, 6} <= set(result.fields["mbs"])
 
 
 @pytest.mark.parametrize(("cap", "enough"), [(5.0, False), (9.0, True)])

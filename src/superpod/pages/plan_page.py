@@ -89,7 +89,10 @@ def _explanations(search: SearchResult) -> list[tuple[str, list[str]]]:
     if not len(search.ranked):
         return [("No layout fits", [plans.explain_no_fit(search)])]
     why = [line for line in explain.explain_layout(search, int(search.ranked[0])) if "--layout" not in line]
-    return [("Why the first layout is the fastest", why), ("Faster, but do not fit", explain.near_misses(search))]
+    return [
+        ("Why the first layout is the fastest", why),
+        ("Faster, but tight or too large", explain.faster_layouts(search)),
+    ]
 
 
 def _title(job: PlannedJob) -> str:

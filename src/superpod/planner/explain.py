@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from superpod.planner import memory, predict, suggestions
+from superpod.planner.arrays import Flags
 from superpod.planner.calibration import corrections
 from superpod.planner.formats import option_syntax
 from superpod.planner.hardware import GIB
@@ -80,21 +81,17 @@ def explain_layout(result: SearchResult, i: int, prediction: Prediction | None =
     ranked_layouts = result.ranked
     lines.append(f"to plan only this layout: --layout {option_syntax.format_layout(layout)}")
     if i == ranked_layouts[0] and (other := _best_with_other_degrees(result)) is not None:
-        lines.append(_compare_with_next(result, i, other))
+        lines += _compare_with_next(result, i, other)
     return lines
 
 
-def _compare_with_next(result: SearchResult, i: int, other: int) -> str:
-    """Compare the i-th layout with the next one; if that is faster, explain that it ranks lower because it is tight."""
+def _compare_with_next(result: SearchResult, i: int, other: int) -> list[str]:
+    """Compare the i-th layout with the next one; [] if that is faster and ranks lower only because it is tight."""
     slowdown = result.seconds[other] / result.seconds[i] - 1
+    if slowdown < 0 and result.tight[other]:
+        return []
     name = result.layout(other).short()
-    if slowdown < 0 and result.tight[other] and not result.tight[i]:
-        room, cap = (result.cap - result.reserved[other]) / GIB, result.cap / GIB
-        headroom = f"only {room:.2f} of {cap:.1f} GiB are free, less than {MARGIN:.1%}"
-        if room < 0:
-            headroom = f"it reserves {-room:.2f} GiB more than {cap:.1f} GiB"
-        return f"{name} would be {-slowdown:.1%} faster, but is tight: {headroom}"
-    return f"the next layout with different parallel degrees, {name}, is {max(0.0, slowdown):.1%} slower"
+    return [f"the next layout with different parallel degrees, {name}, is {max(0.0, slowdown):.1%} slower"]
 
 
 def pipeline(job: PlannedJob) -> str:
@@ -116,18 +113,46 @@ def pipeline_layout_lines(job: PlannedJob) -> list[str]:
     return [f"the layers of each stage in Megatron's syntax: {OPTION} '{pipeline_layout.from_job(job)}'"]
 
 
-def near_misses(result: SearchResult, count: int = 3) -> list[str]:
-    """Describe layouts that would be faster than the best one but do not fit, and what would make each fit."""
+def faster_layouts(result: SearchResult, count: int = 3) -> list[str]:
+    """Describe layouts that would be faster than the best one: the fastest tight one, and `count` that do not fit."""
     if not len(result.ranked):
         return []
+    return _faster_tight(result) + near_misses(result, count)
+
+
+def _is_faster(result: SearchResult) -> Flags:
+    """Whether each layout is faster than the best one by at least 0.5 %."""
+    return result.seconds < 0.995 * result.seconds[result.ranked[0]]
+
+
+def _faster_tight(result: SearchResult) -> list[str]:
+    """Describe the fastest tight layout if it would be faster than the best one, which fits."""
+    best = result.ranked[0]
+    candidates = np.flatnonzero(result.tight & _is_faster(result))
+    if result.tight[best] or not len(candidates):
+        return []
+    i = int(candidates[np.argmin(result.seconds[candidates])])
+    room, cap = (result.cap - result.reserved[i]) / GIB, result.cap / GIB
+    headroom = f"only {room:.2f} of {cap:.1f} GiB are free, less than {MARGIN:.1%}"
+    if room < 0:
+        headroom = f"it reserves {-room:.2f} GiB more than {cap:.1f} GiB, and runs only without fragmentation"
+    layout = result.layout(i)
+    gain = 1 - result.seconds[i] / result.seconds[best]
+    return [
+        f"{title(layout)} would be {gain:.1%} faster, but is tight: {headroom}; to plan it: "
+        f"--layout {option_syntax.format_layout(layout)}"
+    ]
+
+
+def near_misses(result: SearchResult, count: int = 3) -> list[str]:
+    """Describe layouts that would be faster than the best one but do not fit, and what would make each fit."""
     best = result.seconds[result.ranked[0]]
-    faster_layouts = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by at least 0.5 %
+    candidates = np.flatnonzero((result.fit == memory.TOO_LARGE) & _is_faster(result))
     lines: list[str] = []
     shown: set[tuple[int, ...]] = set()
     # First those that almost fit and are fast.
-    for i in faster_layouts[
-        np.argsort(result.reserved[faster_layouts] / result.cap + result.seconds[faster_layouts] / best)
-    ]:
+    excess = result.reserved[candidates] / result.cap + result.seconds[candidates] / best
+    for i in candidates[np.argsort(excess)]:
         job = result.job_at(int(i))
         degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
         if degrees in shown:

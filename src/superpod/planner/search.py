@@ -51,7 +51,7 @@ class Space:
     tp: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     cp: tuple[int, ...] = tuple(2**i for i in range(9))
     sp: tuple[bool, ...] = (False, True)
-    mbs: tuple[int, ...] = (1, 2, 4, 8)
+    mbs: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     sharding: tuple[Sharding, ...] = tuple(name for name in SHARDINGS if name not in MEGATRON_FSDP)
     """Without Megatron-FSDP, whose predictions are not validated by measured runs; `fixed` can select it."""
     max_vp: int = 16

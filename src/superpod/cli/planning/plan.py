@@ -137,7 +137,7 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
         return
     _print_table(shown, with_precision=len(searches) > 1)
     notes = (plans.equivalent_layouts(best), plans.extrapolation(best.job))
-    lines = (*explain.explain_layout(best, int(best.ranked[0])), *explain.near_misses(best), *filter(None, notes))
+    lines = (*explain.explain_layout(best, int(best.ranked[0])), *explain.faster_layouts(best), *filter(None, notes))
     for line in lines:
         tables.print_wrapped(f"- {line}")
 
