@@ -31,9 +31,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = "src/superpod/"
 NEAREST = {
-    "planner/rules/*rules.py": "planner/test_layout.py planner/rules/test_rules.py planner/rules/test_job_rules.py "
+    "planner/rules/*rules.py": "planner/test_layout.py planner/rules/test_rules.py "
     "planner/rules/test_family_rules.py planner/rules/test_kernel_rules.py planner/test_legality.py",
-    "planner/memory/*.py": "planner/test_memory*.py planner/rules/test_textbook.py planner/test_expert_activations.py",
+    "planner/memory/*.py": "planner/memory planner/rules/test_textbook.py",
     "weights/**/*.py": "weights weights/families weights/transfer weights/serving",
     "data/samples/chat*.py": "data/samples/test_chat.py data/samples/test_chat_template.py",
     "runtime/checkpoints/resume.py": "runtime/checkpoints/test_resume.py runtime/attempts/test_attempt_resume.py "
@@ -158,11 +158,12 @@ def tests_of(file: str) -> list[str]:
     file = file.removeprefix(PACKAGE)
     folder = str(Path(file).parent)
     listed = next((tests for pattern, tests in NEAREST.items() if fnmatch.fnmatch(file, pattern)), folder).split()
-    found = [
-        path
-        for name in listed
-        for path in sorted((ROOT / "tests").glob(name if name.endswith(".py") else f"{name}/test_*.py"))
-    ]
+    found = []
+    for name in listed:
+        paths = sorted((ROOT / "tests").glob(name if name.endswith(".py") else f"{name}/test_*.py"))
+        if not paths:
+            sys.exit(f"error: NEAREST names tests/{name}, which does not exist")
+        found += paths
     return [str(path.relative_to(ROOT)) for path in sorted(found, key=lambda path: Path(file).stem not in path.stem)]
 
 
