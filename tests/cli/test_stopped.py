@@ -57,11 +57,13 @@ def kill_at_work(place, words, number, least):
     with (place / "log.txt").open("ab") as log:
         process = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
-    while len(descendants(process)) < least and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1.0)
     started = descendants(process)
+    while len(started) < least and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        started = descendants(process)
     assert len(started) >= least, (place / "log.txt").read_text()[-2000:]
+    time.sleep(1.0)
+    started += descendants(process)  # some of the first ones may have ended
     process.send_signal(number)
     try:
         code = process.wait(60)

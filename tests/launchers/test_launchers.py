@@ -48,7 +48,7 @@ def test_a_factory_is_found_by_nemo(tmp_path):
 
 @pytest.mark.long
 def test_finetune_writes_a_hugging_face_folder(tmp_path):
-    tiny.folder(tmp_path / "model", "llama")
+    tiny.folder(tmp_path / "model", "llama", **tiny.RECIPE)
     samples = [sample for sample in tiny.sums(200) if "prompt" in sample]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, samples)))
     words = ("trainer.max_steps=4", "trainer.val_check_interval=2", "data.seq_length=64", "data.global_batch_size=8")

@@ -124,8 +124,10 @@ CASES: dict[str, Case] = {
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
     "seed_oss": Case("seed_oss", {"head_dim": 16}),
     # Refused, by key
-    "llama, attention_bias alone": Case("llama", {"attention_bias": True}, "attention_bias is True and mlp_bias False"),
-    "llama, mlp_bias alone": Case("llama", {"mlp_bias": True}, "mlp_bias True"),
+    "llama, attention_bias alone": Case(
+        "llama", {"attention_bias": True}, "attention_bias is True and mlp_bias is False"
+    ),
+    "llama, mlp_bias alone": Case("llama", {"mlp_bias": True}, "mlp_bias is True"),
     "qwen3, attention_bias": Case("qwen3", {"attention_bias": True}, "which would be lost"),
     "gemma, attention_bias": Case("gemma", GEMMA | {"attention_bias": True}, "which would be lost"),
     "llama, yarn": Case("llama", {"rope_scaling": YARN}, "rope_scaling has type 'yarn'"),
@@ -262,7 +264,7 @@ MIXTURES: dict[str, Case] = {
             "num_hidden_layers": 3,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
-        "repetition",
+        "layer_types must repeat a number of windowed layers and one full layer",
     ),
     "gemma3 all local": Case(
         "gemma3_text", GEMMA | {"sliding_window": 5, "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
