@@ -42,6 +42,7 @@ goldens: $(STAMP) ## write the goldens anew; review the diff
 
 benchmarks: $(STAMP) ## measure what has a target
 	for b in cli_startup planner_speed planner_accuracy; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	$(BIN)/python -m benchmarks.checkpoint_start
 
 docs: $(STAMP) ## write the tables of docs/ that come from code and recipes
 	$(BIN)/python scripts/recipe_docs.py && $(BIN)/python scripts/cause_docs.py
