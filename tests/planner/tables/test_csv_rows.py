@@ -1,4 +1,5 @@
 import csv
+import json
 import os
 import subprocess
 
@@ -115,6 +116,16 @@ def test_one_bad_row_spoils_no_other(tmp_path, row):
     assert rows["a"]["verdict"] == "ok"
     assert rows["x"]["verdict"] == "illegal"
     assert rows["x"]["reason"]
+
+
+@pytest.mark.parametrize("row", ["x,llama3_8b,h100,8,2,99999999,", "x,llama3_8b,h100,8,2,,99999999"])
+def test_a_batch_beyond_the_largest_spoils_no_other_row_in_csv_and_in_json(tmp_path, row):
+    text = f"id,model,gpu,gpus,tp,gbs,num_microbatches\n{row}\na,llama3_8b,h100,8,2,64,\n"
+    assert [row["verdict"] for row in predicted(tmp_path, text).values()] == ["illegal", "ok"]
+    csv_rows.predict(tmp_path / "rows.csv", tmp_path / "out.json", csv_rows.RowOptions(as_json=True))
+    wrong, right = map(json.loads, (tmp_path / "out.json").read_text().splitlines())
+    assert (wrong["verdict"], right["verdict"]) == ("illegal", "ok")
+    assert "gbs must be at most 16,777,216" in wrong["reason"]
 
 
 def test_many_batches_are_predicted_in_order(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from superpod.planner import hardware, legality, models
 from superpod.planner.calibration import releases
 from superpod.planner.formats import megatron_args, option_syntax
 from superpod.planner.hardware import Hardware
-from superpod.planner.layout import MODULES, Layout
+from superpod.planner.layout import MAX_SIZE, MODULES, Layout
 from superpod.planner.models import ModelShape, named_model
 from superpod.planner.models.stages import default_partition, partition_by_cost
 from superpod.planner.planned_job import Options, PlannedJob
@@ -67,9 +67,17 @@ def run(row: Row, facts: Facts | None = None) -> Run:
 
     Raises:
         Unsupported: the planner does not support the model, GPU or precision.
-        InconsistentRow: a number is invalid, or parallel degrees are inconsistent.
+        InconsistentRow: a number is invalid, or parallel degrees or batch sizes are inconsistent.
         UserError: an option, a layout or a Megatron-LM argument is invalid.
     """
+    described_run = _describe_run(row, facts)
+    if described_run.gbs > MAX_SIZE:  # `Layout` checks the other sizes
+        hint = "correct gbs, or mbs and num_microbatches if gbs is blank"
+        raise InconsistentRow(f"gbs must be at most {MAX_SIZE:,}, not {described_run.gbs:,}", hint)
+    return described_run
+
+
+def _describe_run(row: Row, facts: Facts | None) -> Run:
     shape = tuple([(key, row[key]) for key in SHAPE if row.get(key)])
     shared = _cached_shared(facts or builtin(), shape, *map(row.get, SHARED))
     if isinstance(shared, UserError):
