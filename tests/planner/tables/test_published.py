@@ -47,6 +47,13 @@ def test_stages_that_a_row_gives_replace_those_that_its_blanks_would_mean(flags,
         ({"options": "moment=bf16"}, "there is no option 'moment'"),
         ({"layout": "chunks=9+9"}, "add up to 15 layers"),
         ({"gated": "perhaps"}, "true or false"),
+        ({"recompute": "ful"}, "not 'ful'; did you mean full"),
+        ({"recompute": "selective mpl"}, "not 'mpl'; did you mean mlp"),
+        ({"recompute": "full mlp"}, "only selective has modules"),
+        ({"fsdp": "yess"}, "fsdp must be"),
+        ({"num_microbatches": "5", "dp": "4"}, "num_microbatches 5 x mbs 1 x dp 4 = 20, but gbs is 64"),
+        ({"num_microbatches": "16", "layout": "mbs=2"}, "num_microbatches 16 x mbs 2 x dp 4 = 128, but gbs is 64"),
+        ({"num_microbatches": "16", "flags": "global-batch-size=32"}, "= 64, but gbs is 32"),
     ],
 )
 def test_a_cell_that_cannot_be_is_the_verdict_of_its_row_alone(change, says):
@@ -54,6 +61,16 @@ def test_a_cell_that_cannot_be_is_the_verdict_of_its_row_alone(change, says):
     assert wrong.verdict == "illegal"
     assert says in wrong.reason
     assert right.verdict == "ok"
+
+
+def test_micro_batches_give_the_batch_size_that_a_row_leaves_blank_also_beside_a_layout():
+    row = {**ROW, "gbs": "", "tp": "", "num_microbatches": "8"}
+    assert published.job({**row, "layout": "tp=4,mbs=2"}).layout.gbs == 8 * 2 * 4
+
+
+@pytest.mark.parametrize("text", [*published.RECOMPUTE_IN_PUBLISHED_TABLES, "selective ['layernorm', 'moe_act']"])
+def test_what_published_tables_write_under_recompute_is_read(text):
+    assert published.job({**ROW, "model": "mixtral_8x7b", "recompute": text})
 
 
 def test_a_shape_by_hand_is_what_plan_takes():

@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from superpod.errors import UserError
+from superpod.errors import UserError, did_you_mean
 from superpod.planner import hardware, legality, models
 from superpod.planner.calibration import releases
 from superpod.planner.formats import megatron_args, option_syntax
 from superpod.planner.hardware import Hardware
-from superpod.planner.layout import MAX_SIZE, MODULES, Layout
+from superpod.planner.layout import MAX_SIZE, MODULES, RECOMPUTES, Layout
 from superpod.planner.models import ModelShape, named_model
 from superpod.planner.models.stages import default_partition, partition_by_cost
 from superpod.planner.planned_job import Options, PlannedJob
@@ -71,6 +71,7 @@ def run(row: Row, facts: Facts | None = None) -> Run:
         UserError: an option, a layout or a Megatron-LM argument is invalid.
     """
     described_run = _describe_run(row, facts)
+    _check_micro_batches(row, described_run)
     if described_run.gbs > MAX_SIZE:  # `Layout` checks the other sizes
         hint = "correct gbs, or mbs and num_microbatches if gbs is blank"
         raise InconsistentRow(f"gbs must be at most {MAX_SIZE:,}, not {described_run.gbs:,}", hint)
@@ -106,6 +107,19 @@ def _describe_run(row: Row, facts: Facts | None) -> Run:
         job = _recompute_as_needed(job)
     note = "" if _stages_of(job.layout) != _stages_of(parsed_layout.layout) else parsed_layout.note
     return Run.from_job(job)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
+
+
+def _check_micro_batches(row: Row, described_run: Run) -> None:
+    """Raise InconsistentRow if the micro-batches of the row do not add up to its global batch size."""
+    micro_batches, layout = whole_number(row, "num_microbatches"), described_run.layout
+    if not micro_batches or layout.below_one() or described_run.gpus % layout.model_parallel:
+        return  # `legality` reports degrees that do not match the GPUs
+    dp = described_run.gpus // layout.model_parallel
+    samples = micro_batches * layout.mbs * dp
+    if samples != described_run.gbs:
+        product = f"num_microbatches {micro_batches} x mbs {layout.mbs} x dp {dp} = {samples:,}"
+        hint = "leave num_microbatches blank: it follows from gbs"
+        raise InconsistentRow(f"{product}, but gbs is {described_run.gbs:,}", hint)
 
 
 def _stages_of(x: Layout) -> tuple[object, ...]:
@@ -292,11 +306,12 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
         vp=vp,
         etp=etp,
         sp=tp > 1 and usual_layout.get("sp", True),
-        sharding="zero3" if row["fsdp"] not in ("", "0") else usual_layout.get("sharding", "zero1"),
+        sharding="zero3" if _parse_fsdp(row) else usual_layout.get("sharding", "zero1"),
     )
     if row["layout"]:
         layout, note = _apply_layout_column(layout, row["layout"]), ""
-    return ParsedLayout(layout, gpus, mbs * max(1, gpus // unit) * batches, note, row["recompute"].lower() == "auto")
+    gbs = layout.mbs * max(1, gpus // layout.model_parallel) * batches
+    return ParsedLayout(layout, gpus, gbs, note, row["recompute"].lower() == "auto")
 
 
 @lru_cache(CACHE_SIZE)
@@ -319,15 +334,47 @@ def _apply_layout_column(layout: Layout, text: str) -> Layout:
     return option_syntax.change_layout(layout, text, "layout")
 
 
+def _parse_fsdp(row: Row) -> bool:
+    text = row["fsdp"].lower()
+    if text in ("", "0", "false"):
+        return False
+    if text == "true" or whole_number(row, "fsdp"):
+        return True
+    raise InconsistentRow(f"fsdp must be true, false or a number of GPUs, not {text!r}")
+
+
+RECOMPUTE_IN_PUBLISHED_TABLES = {
+    **{"selective ac": "selective", "selective + sequence parallel": "selective", "full ac": "full"},
+    **{"default": "none", "baseline": "none"},
+    **{"sequence_parallel_input_regather": "none", "lora sp input re-gather": "none"},
+}
+"""Text in published tables -> value of the column `recompute`."""
+
+
 def _parse_recompute(row: Row) -> Mapping[str, Any]:
-    """Parse granularity and modules: `full`, `selective mlp+core_attn`, `['mla_up_proj']`."""
+    """Parse granularity and modules: `full`, `selective mlp+core_attn`, `['mla_up_proj']`.
+
+    Raises:
+        InconsistentRow: a word is unknown, or the words contradict each other.
+    """
     text = row["recompute"].lower()
-    if "full" in text:
-        return {"recompute": "full"}
-    named_modules = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text)) if text else ()
-    if named_modules or "selective" in text:
+    words = re.findall(r"[^\s+,;\[\]()'\"]+", RECOMPUTE_IN_PUBLISHED_TABLES.get(text, text))
+    granularities = [word for word in words if word not in MODULES]
+    for word in granularities:
+        if word not in RECOMPUTE_WORDS:
+            hint = did_you_mean(word, [*RECOMPUTE_WORDS, *MODULES]) or f"the modules are {', '.join(MODULES)}"
+            rule = f"recompute must be {', '.join(RECOMPUTE_WORDS)}, or modules such as mlp+core_attn"
+            raise InconsistentRow(f"{rule}, not {word!r}", hint)
+    named_modules = tuple(module for module in MODULES if module in words)
+    if len(granularities) > 1 or (named_modules and granularities not in ([], ["selective"])):
+        rule = f"recompute must be one of {', '.join(RECOMPUTE_WORDS)}, and only selective has modules"
+        raise InconsistentRow(f"{rule}, not {row['recompute']!r}")
+    if named_modules or granularities == ["selective"]:
         return {"recompute": "selective", "recompute_modules": named_modules or ("core_attn",)}
-    return {}
+    return {"recompute": "full"} if granularities == ["full"] else {}
+
+
+RECOMPUTE_WORDS = (*RECOMPUTES, "auto")
 
 
 STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_act", "layernorm", "shared_experts"))
