@@ -128,6 +128,27 @@ def test_a_batch_beyond_the_largest_spoils_no_other_row_in_csv_and_in_json(tmp_p
     assert "gbs must be at most 16,777,216" in wrong["reason"]
 
 
+def test_a_quote_that_is_not_closed_swallows_no_row_up_to_the_next_quote(tmp_path):
+    right = "llama3_8b,h100,8,2,64"
+    lines = ["id,model,gpu,gpus,tp,gbs", f'a,"{right}', f"b,{right}", f'c,"llama3_8b"{right[9:]}', f"d,{right}"]
+    rows = predicted(tmp_path, "\n".join(lines) + "\n")
+    assert [row["verdict"] for row in rows.values()] == ["illegal", "ok", "ok", "ok"]
+    assert rows["a"]["reason"] == "a quote in line 2 is not closed"
+
+
+def test_a_quote_that_a_later_row_closes_is_reported_with_both_lines(tmp_path):
+    lines = [
+        "id,model,gpu,gpus,tp,gbs",
+        'a,"llama3_8b,h100,8,2,64',
+        'b,llama3_8b",h100,8,2,64',
+        "c,llama3_8b,h100,8,2,64",
+    ]
+    rows = predicted(tmp_path, "\n".join(lines) + "\n")
+    assert rows["a"]["verdict"] == "illegal"
+    assert "a quote in line 2 is closed in line 3, but model must be on one line" in rows["a"]["reason"]
+    assert rows["c"]["verdict"] == "ok"
+
+
 def test_many_batches_are_predicted_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_rows, "BATCH", 3)
     rows = predicted(tmp_path, HEADER + ROWS)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from superpod.errors import cut
+from superpod.planner.tables.published import COLUMNS
 
 MAX_LINES = 100
 """Maximum number of lines of a row, with line breaks in cells; a row with more lines lacks a closing quote."""
@@ -18,9 +19,17 @@ MAX_LINES = 100
 CLOSED = re.compile(r'(?:(?:[^",][^,]*+|"(?:[^"]++|"")*+"(?!")[^,]*+)?+(?:,|\Z))*+\Z', re.DOTALL).match
 """Matches if every quoted cell is closed, as in Python's csv: a quote counts only at the start of a cell."""
 
+FOLLOWED_BY_COMMA = re.compile(r'(?:(?:[^",][^,]*+|"(?:[^"]++|"")*+"(?!")\s*+)?+(?:,|\Z))*+\Z', re.DOTALL).match
+"""Matches if, in addition, only spaces stand between the end of a quoted cell and the comma. If other text follows, the
+quote that ends a cell over several lines is the first quote of another cell, in a later row."""
+
 
 BROKEN = "\0"
 """Key of the error message of a malformed row; no file has a column with this name."""
+
+
+ONE_LINE = tuple(name for name in COLUMNS if name not in ("id", "flags"))
+"""Columns without line breaks."""
 
 
 class Cells(NamedTuple):
@@ -49,6 +58,11 @@ def to_dict(names: list[str], row: Cells) -> dict[str, str]:
         extra = row.values[len(names) :]
         message = f"the row has {len(row.values)} cells, but the header has {len(names)} columns"
         cells[BROKEN] = f"{message}: the extra cells are {cut(', '.join(extra))}"
+    multi_line = [name for name in ONE_LINE if "\n" in cells.get(name, "")]
+    if multi_line:
+        first = row.line - sum(value.count("\n") for value in row.values)
+        message = f"a quote in line {first} is closed in line {row.line}"
+        cells[BROKEN] = f"{message}, but {multi_line[0]} must be on one line: add the missing quote"
     if row.broken:
         cells[BROKEN] = row.broken
     return cells
@@ -80,8 +94,11 @@ class _Rows:
         while len(parts) < MAX_LINES and (line := self._line()) is not None:
             parts.append(line)
             if '"' in line and CLOSED("".join(parts)):
-                self.line += len(parts) - 1
-                return "".join(parts)
+                break
+        row = "".join(parts)
+        if CLOSED(row) and FOLLOWED_BY_COMMA(row):
+            self.line += len(parts) - 1
+            return row
         self._pushed_back.extendleft(reversed(parts[1:]))
-        self.broken = "a quote in the row is not closed"
+        self.broken = f"a quote in line {self.line} is not closed"
         return first.rstrip("\r\n").replace('"', "") + "\n"
