@@ -172,9 +172,16 @@ def test_a_users_file_without_a_table_is_refused(tmp_path, text):
 
 
 def test_no_more_memory_can_be_used_than_there_is(tmp_path):
-    (tmp_path / "mine.toml").write_text('[gpu.mine]\nlike = "h100"\nhbm_gb = 40\n')
+    (tmp_path / "mine.toml").write_text('[gpu.mine]\nlike = "h100"\nhbm_gb = 40\nhbm_usable_gib = 79\n')
     with pytest.raises(UserError, match="exceeds hbm_gb 40"):
         hardware.load(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("hbm_gb", [40, 141])
+def test_memory_beside_like_changes_what_can_be_used_in_proportion(tmp_path, hbm_gb):
+    (tmp_path / "mine.toml").write_text(f'[gpu.mine]\nlike = "h100"\nhbm_gb = {hbm_gb}\n')
+    usual, mine = hardware.load(tmp_path / "mine.toml").gpus["h100"], hardware.load(tmp_path / "mine.toml").gpus["mine"]
+    assert mine.hbm_usable_gib == pytest.approx(usual.hbm_usable_gib * hbm_gb / usual.hbm_gb)
 
 
 @pytest.mark.parametrize("text", ["h100?nosuch=1", "h100?general=abc", "h100?full_from", "h100?general=0"])

@@ -146,6 +146,7 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
         values = {key: getattr(model, key) for key in keys if key not in OWN_KEYS} | values
         if isinstance(model, Gpu):
             values["calibrated_as"] = model.calibrated_as or model.name
+            values["hbm_usable_gib"] = _usable_gib(model, table, place)
     shared = known.generations.get(str(table.get("generation")), {}) if kind is Gpu else {}
     for key, value in {**shared, **table}.items():  # the GPU's table overrides that of its generation
         if key == "like":
@@ -166,6 +167,12 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
             "set both: hbm_usable_gib as reported by nvidia-smi, hbm_gb from the data sheet",
         )
     return kind(**values)
+
+
+def _usable_gib(like: Gpu, table: dict[str, Any], place: Place) -> float:
+    """Return the usable memory of a GPU with `like`: the same share of `hbm_gb`, if the table changes that."""
+    hbm_gb = _number("hbm_gb", table.get("hbm_gb", like.hbm_gb), place.at("hbm_gb"))
+    return like.hbm_usable_gib * (hbm_gb / like.hbm_gb)
 
 
 def _required_fields(kind: type[Kind]) -> list[str]:
