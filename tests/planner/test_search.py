@@ -14,7 +14,7 @@ from superpod.errors import UserError
 from superpod.planner import explain, hardware, legality, models, plans, predict, search, suggestions
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
-from superpod.planner.planned_job import PlannedJob
+from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.rules import pipeline_layout
 from superpod.planner.search import Space
 
@@ -190,6 +190,19 @@ def test_what_cannot_be_searched_is_said(run, change, says):
     fixed = change.pop("fixed", {})
     with pytest.raises(UserError, match=says):
         search.search(run(**change), Space(fixed=fixed))
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "says"),
+    [
+        ("gemma2_9b", {"seq": 8192}, "seq 8192 exceeds the attention window of gemma2_9b, 4096 tokens"),
+        ("deepseek_v2_lite", {"options": Options(impl="local")}, "multi-latent attention requires"),
+    ],
+)
+def test_a_rule_that_every_layout_breaks_is_named_instead_of_the_batch_size(run, model, change, says):
+    with pytest.raises(UserError, match=says) as refused:
+        search.search(run(model, gpus=8).replace(**change))
+    assert "gbs" not in refused.value.hint
 
 
 def test_whatever_is_found_is_legal():

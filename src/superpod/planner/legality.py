@@ -48,7 +48,9 @@ def require(job: PlannedJob) -> None:
         raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
 
 
-_LAYOUT_INDEPENDENT_RULES = ("precision", "memory_cap", "attention_backend", "fp8_weights")
+_LAYOUT_INDEPENDENT_RULES = (
+    *("precision", "memory_cap", "attention_backend", "fp8_weights", "capped_window", "mla_attention"),
+)
 
 
 def layout_independent_violation(job: PlannedJob) -> Violation | None:
