@@ -23,7 +23,7 @@ def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> s
         "plots": ("rate", "efficiency"),
         "family": "sizes",
     }
-    lead = f"{job.task}, seq {job.seq:,}, {job.precision}, {job.fabric.name}: the best layout for each number of GPUs"
+    lead = f"{job.task}, seq {job.seq:,}, {job.fabric.name}: the best layout for each number of GPUs"
     title = f"{job.model.name} on {points[0].gpus:,} to {points[-1].gpus:,} × {job.node.gpu.name.upper()}"
     sections = (("curves", "Curves"), ("table", "Table"))
     page = Page("scale.html", title, lead, command, sections, ("sizes.js",), data, context)
@@ -44,7 +44,7 @@ def _row(p: Point) -> list[str]:
         f"{p.tokens_per_s / p.gpus:,.0f}",
         f"{100 * p.efficiency:.1f}",
     )
-    return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, explain.title(p.layout)]
+    return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, f"{explain.title(p.layout)}, {p.precision}"]
 
 
 def render_cost(

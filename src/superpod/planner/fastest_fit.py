@@ -8,6 +8,7 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.planner.hardware import GIB
+from superpod.planner.hardware.precisions import auto_precisions
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
@@ -29,10 +30,22 @@ class Fit:
     """Whether the layout is tight (`memory.capacity.classify`)."""
     refused: str = ""
     """The rule that every layout violates, or ""."""
+    precision: str = ""
+    """The precision of the layout; "" if there is none."""
 
 
-def find_fit(job: PlannedJob) -> Fit:
-    """Return the best layout of a job, if any. Only gbs of `job.layout` is used. Takes about 10 ms for one node."""
+def find_fit(job: PlannedJob, *, auto: bool = False) -> Fit:
+    """Return the best layout of a job, if any, in its precision, or with `auto` in the fastest precision.
+
+    Only gbs of `job.layout` is used. Takes about 10 ms for one node and precision.
+    """
+    if not auto:
+        return _find_fit(job)
+    fits = [_find_fit(job.replace(precision=name)) for name in auto_precisions(job.node.gpu)]
+    return min(fits, key=lambda fit: (-fit.tokens_per_s_per_gpu, bool(fit.refused), fit.short_gib))
+
+
+def _find_fit(job: PlannedJob) -> Fit:
     try:
         result = search(job, SPACE)
     except UserError as refused:
@@ -41,4 +54,4 @@ def find_fit(job: PlannedJob) -> Fit:
         return Fit(None, short_gib=float((np.min(result.reserved) - result.cap) / GIB))
     first = int(result.ranked[0])
     rate = job.tokens / float(result.seconds[first]) / job.gpus
-    return Fit(result.layout(first), rate, tight=bool(result.tight[first]))
+    return Fit(result.layout(first), rate, tight=bool(result.tight[first]), precision=job.precision)

@@ -9,7 +9,7 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.planner import columns, explain, intervals, memory, predict, suggestions
-from superpod.planner.hardware.precisions import AUTO_PRECISIONS
+from superpod.planner.hardware.precisions import auto_precisions
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
@@ -29,15 +29,22 @@ def search(
     """Search all legal layouts in the job's precision, or with `auto` in several; the fastest precision comes first.
 
     Raises:
-        UserError: no layout is legal, or a fixed key is invalid.
+        UserError: no layout is legal in any of the precisions, or a fixed key is invalid.
     """
-    precisions = [p for p in AUTO_PRECISIONS if p in job.node.gpu.precisions] if auto else [job.precision]
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
         gpu = job.node.gpu
         hint = f"{gpu.name} has {gpu.hbm_usable_gib:.1f} GiB"
         raise UserError(f"--memory-cap must be greater than 0 GiB and finite, not {memory_cap_gib:g}", hint)
     space = Space(fixed=fixed or {})
-    results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in precisions}
+    results: dict[str, SearchResult] = {}
+    refusals: list[UserError] = []
+    for precision in auto_precisions(job.node.gpu) if auto else (job.precision,):
+        try:
+            results[precision] = search_one(job.replace(precision=precision), space, memory_cap_gib=memory_cap_gib)
+        except UserError as refused:
+            refusals.append(refused)
+    if not results:
+        raise refusals[0]
     fastest_seconds = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
     return dict(sorted(results.items(), key=lambda item: fastest_seconds[item[0]]))
 

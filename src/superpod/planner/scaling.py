@@ -25,13 +25,19 @@ class Point:
     """Tokens/s/GPU relative to the smallest number of GPUs that fits."""
     layout: Layout | None = None
     reason: str = ""
+    precision: str = ""
+    """The precision of the layout, which `--precision auto` chooses."""
 
 
-def table(job: PlannedJob, sizes: list[int]) -> list[Point]:
-    """Return strong scaling with the job's global batch size, then weak scaling, which starts with it."""
-    strong_points = _against_first([_best_point(job, "strong", size, job.layout.gbs) for size in sizes])
-    weak_points = _against_first([_best_point(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
-    return strong_points + weak_points
+def table(job: PlannedJob, sizes: list[int], *, auto: bool = False) -> list[Point]:
+    """Return strong scaling with the job's global batch size, then weak scaling, which starts with it.
+
+    With `auto`, each point has its fastest precision.
+    """
+    gbs = job.layout.gbs
+    strong_points = [_best_point(job, "strong", size, gbs, auto=auto) for size in sizes]
+    weak_points = [_best_point(job, "weak", size, gbs * size // sizes[0], auto=auto) for size in sizes]
+    return _against_first(strong_points) + _against_first(weak_points)
 
 
 def as_json(point: Point) -> dict[str, Any]:
@@ -39,13 +45,13 @@ def as_json(point: Point) -> dict[str, Any]:
     return asdict(point)
 
 
-def _best_point(job: PlannedJob, kind: str, gpus: int, gbs: int) -> Point:
+def _best_point(job: PlannedJob, kind: str, gpus: int, gbs: int, *, auto: bool) -> Point:
     try:
-        best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)))
+        best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)), auto=auto)
     except UserError as none:
         return Point(kind, gpus, gbs, reason=str(none))
     seconds = plans.seconds(best)
-    return Point(kind, gpus, gbs, seconds, best.tokens / seconds, layout=best.layout)
+    return Point(kind, gpus, gbs, seconds, best.tokens / seconds, layout=best.layout, precision=best.precision)
 
 
 def _against_first(points: list[Point]) -> list[Point]:

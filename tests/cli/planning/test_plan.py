@@ -68,6 +68,25 @@ def test_auto_precision_tries_the_precisions_of_the_gpu(recipes_cli):
     assert seconds == sorted(seconds)
 
 
+def test_auto_precision_leaves_out_a_precision_in_which_no_layout_is_legal(recipes_cli):
+    words = ("nemotronh_4b", "--gpu", "b200", "--gpus", "8", "--precision", "auto", "--json")
+    assert set(json.loads(printed(recipes_cli, "plan", *words))["query"]["precision"]) == {"bf16", "fp8cs"}
+
+
+@pytest.mark.parametrize("verb", ["fit", "scale"])
+def test_fit_and_scale_choose_the_precision_as_plan_does(recipes_cli, verb):
+    words = (verb, "llama3_8b", "--gpu", "h100", "--gpus", "8", "--precision", "auto", "--json")
+    entry = json.loads(printed(recipes_cli, *words))[0]
+    assert (entry if verb == "scale" else entry["pretrain"])["precision"] == "fp8cs"
+
+
+def test_a_command_for_one_layout_says_where_auto_precision_applies(recipes_cli):
+    words = ("explain", "llama3_8b", "--gpu", "h100", "--gpus", "8", "--precision", "auto")
+    done = recipes_cli(*words)
+    assert done.returncode == 2
+    assert "plan, fit, scale and cost accept auto" in " ".join(done.stderr.split())
+
+
 def test_a_plan_without_a_fitting_layout_exits_with_2_and_advice(recipes_cli):
     text = printed(recipes_cli, "plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", code=2)
     assert "no layout fits; the one with the least memory is" in text

@@ -34,7 +34,9 @@ def fit(
     task: Annotated[Task | None, typer.Option("--task", help="Show only this task.")] = None,
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")] = 4096,
     gbs: Annotated[int, typer.Option("--gbs", help="Global batch size in samples.")] = 128,
-    precision: Annotated[str, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ...")] = "bf16",
+    precision: Annotated[
+        str, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ..., or auto to try all.")
+    ] = "bf16",
     as_json: AsJson = False,
 ) -> None:
     """Show which models a set of GPUs can train: tokens/s/GPU of the best layout per task, or the missing memory."""
@@ -52,11 +54,13 @@ def fit(
     if not names:
         hint = did_you_mean(search_words[0], list(known_names)) or "`recipes fit` without arguments shows all models"
         raise UserError(f"no model name contains {' and '.join(search_words)}", hint)
+    is_auto = precision == "auto"
     rows: list[tuple[ModelShape, dict[str, Fit]]] = []
     for name in names:
-        options = PlanOptions(name, gpu=gpu, gpus=count, seq=seq, gbs=gbs, precision=precision)
+        options = PlanOptions(name, gpu=gpu, gpus=count, seq=seq, gbs=gbs, precision=None if is_auto else precision)
         jobs = {one: options.model_job(task=one) for one in ([task] if task else TASKS)}
-        rows.append((next(iter(jobs.values())).model, {one: fastest_fit.find_fit(job) for one, job in jobs.items()}))
+        fits = {one: fastest_fit.find_fit(job, auto=is_auto) for one, job in jobs.items()}
+        rows.append((next(iter(jobs.values())).model, fits))
     rows.sort(key=lambda row: -row[0].total_parameters())
     if as_json:
         print(json.dumps([{"model": m.name, "gpu": gpu, "gpus": count} | _facts(fits) for m, fits in rows], indent=1))
@@ -64,7 +68,10 @@ def fit(
     tables.print_wrapped(f"{count:,} x {gpu}, seq {seq:,}, gbs {gbs:,}, {precision}: tokens/s/GPU of the best layout")
     tables.print_folded_table(
         ["model", "parameters", *rows[0][1]],
-        [[m.name, tables.format_count(m.total_parameters()), *map(_cell, fits.values())] for m, fits in rows],
+        [
+            [m.name, tables.format_count(m.total_parameters()), *(_cell(f, is_auto) for f in fits.values())]
+            for m, fits in rows
+        ],
     )
     tables.print_wrapped(
         "all models have the same batch size and sequence length; `recipes plan MODEL` shows the layouts"
@@ -75,10 +82,12 @@ def _facts(fits: dict[str, Fit]) -> dict[str, object]:
     return {task: asdict(fit) for task, fit in fits.items()}
 
 
-def _cell(fit: Fit) -> str:
+def _cell(fit: Fit, with_precision: bool) -> str:
     if fit.layout is None:
         return "-" if fit.refused else f"{fit.short_gib:,.0f} GiB short"
     rate = f"{fit.tokens_per_s_per_gpu:,.0f}"
+    if with_precision:
+        rate += f" {fit.precision}"
     return f"{rate}, tight" if fit.tight else rate
 
 

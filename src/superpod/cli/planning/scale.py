@@ -35,8 +35,9 @@ def scale(
 
     page_options.check(html)
     sizes = _parse_sizes(gpus)
-    job = options.job_to_search(gpus=sizes[0])
-    points = scaling.table(job, sizes)
+    is_auto = options.precision == "auto"
+    job = options.job_to_search(gpus=sizes[0], precision=None if is_auto else options.precision)
+    points = scaling.table(job, sizes, auto=is_auto)
     if html is not None:
         from superpod.pages import sizes_page
 
@@ -61,7 +62,7 @@ def _print_table(points: list[Point]) -> None:
             table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", "-", "-", "-", "-", p.reason)
             continue
         figures = (f"{p.seconds:.3f}", f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}")
-        row = (f"{100 * p.efficiency:.1f}", explain.title(p.layout))
+        row = (f"{100 * p.efficiency:.1f}", f"{explain.title(p.layout)}, {p.precision}")
         table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, *row)
     tables.print_table(table)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from superpod.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from superpod.planner.hardware.devices import Gpu
 
 PLAIN = ("fp32", "tf32", "bf16", "fp16")
 """Precisions without scaling factors."""
@@ -30,6 +35,11 @@ PRECISION_ALIASES = {
 """Other spellings of precisions, in lower case. `fp8` is kept, because only the caller knows the kind of scaling."""
 
 
+def auto_precisions(gpu: Gpu) -> list[str]:
+    """Return the precisions that `--precision auto` tries on a GPU."""
+    return [name for name in AUTO_PRECISIONS if name in gpu.precisions]
+
+
 def precision(text: str) -> str:
     """Return the canonical name of a precision: one of `PRECISIONS`, or `fp8` if the scaling is not specified.
 
@@ -43,6 +53,9 @@ def precision(text: str) -> str:
     for word in words:
         if word in PRECISIONS or word in PRECISION_ALIASES:
             return PRECISION_ALIASES.get(word, word)
+    if low == "auto":
+        hint = "select one, such as bf16; plan, fit, scale and cost accept auto where they choose the layout"
+        raise UserError("precision auto applies only to a search over layouts", hint)
     known_names = [*PRECISIONS, *PRECISION_ALIASES]
     raise UserError(
         f"there is no precision {text!r}", did_you_mean(low, known_names) or f"known: {', '.join(PRECISIONS)}"
