@@ -23,18 +23,25 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
     legality.require(job)
     prediction = predict.one(job)
     seconds = prediction.step_time_s or 0.0
+    shortage = ""
+    if prediction.fit != "fits":
+        shortage = f"{prediction.fit}: {suggestions.describe_shortage(job, prediction)}"
     bounds, better = _explain_bounds(job, prediction), suggestions.faster_changes(job, prediction)
     if html is not None:
         from superpod.pages import plan_page
 
-        sections = (("Bottleneck", bounds), ("What to try next", better))
+        sections = (("Bottleneck", [*filter(None, [shortage]), *bounds]), ("What to try next", better))
         page_options.write_page(
             html, plan_page.render_layout(job, command=page_options.command(), explanations=sections)
         )
     if trace is not None:
         page_options.write_trace(trace, job)
     print(job_title(job))
-    print(f"step {prediction.step_time}, {prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {prediction.mfu:.1%}")
+    if shortage:
+        print(shortage)
+    condition = "with enough memory: " if prediction.fit == "does not fit" else ""
+    speed = f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {prediction.mfu:.1%}"
+    print(f"{condition}step {prediction.step_time}, {speed}")
     for key, value in sorted(prediction.terms_s.items(), key=lambda item: -item[1]):
         if value > 0.001 * seconds:
             print(f"  {value / seconds:6.1%}  {value:9.4f} s  {explanations.BOUNDS.get(key, key)}")
@@ -47,14 +54,10 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
 
 
 def _explain_bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
-    """Explain the bottleneck, the pipeline's efficiency, and the memory shortage of a run that does not fit."""
+    """Explain the bottleneck and the pipeline's efficiency."""
     from superpod.planner import explain as explanations
-    from superpod.planner import suggestions
 
     lines = [explanations.bound(prediction)]
     if job.layout.pp > 1:
         lines.append(explanations.pipeline(job))
-    lines += explanations.pipeline_layout_lines(job)
-    if prediction.fit != "fits":
-        lines.append(f"{prediction.fit}: {suggestions.describe_shortage(job, prediction)}")
-    return lines
+    return lines + explanations.pipeline_layout_lines(job)
