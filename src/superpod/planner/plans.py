@@ -200,6 +200,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,
         "reserved_gib": prediction.reserved_gib_max,
+        "allocated_gib": prediction.allocated_gib_max,
         "allocated_low_gib": prediction.allocated_low_gib,
         "allocated_high_gib": prediction.allocated_high_gib,
         "terms_s": dict(prediction.terms_s),

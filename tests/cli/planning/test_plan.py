@@ -45,6 +45,9 @@ def test_plan_json_has_the_documented_keys(recipes_cli):
         assert entry["checkpoint_bytes"] > 8e9 * 2
         assert entry["why"]
         assert entry["verdict"] == "ok"
+        fullest = max(sum(stage["bytes"].values()) for stage in entry["stages"])
+        assert entry["allocated_gib"] == pytest.approx(fullest / 2**30)
+        assert entry["allocated_high_gib"] >= entry["allocated_gib"]
 
 
 @pytest.mark.slow
