@@ -24,6 +24,7 @@ def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> s
         "family": "sizes",
     }
     lead = f"{job.task}, seq {job.seq:,}, {job.fabric.name}: the best layout for each number of GPUs"
+    lead = "; ".join([lead, *dict.fromkeys(point.extrapolation for point in points if point.extrapolation)])
     title = f"{job.model.name} on {points[0].gpus:,} to {points[-1].gpus:,} × {job.node.gpu.name.upper()}"
     sections = (("curves", "Curves"), ("table", "Table"))
     page = Page("scale.html", title, lead, command, sections, ("sizes.js",), data, context)
@@ -39,7 +40,7 @@ def _row(p: Point) -> list[str]:
     if p.seconds is None or p.layout is None:
         return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", "-", "-", "-", "-", p.reason]
     figures = (
-        f"{p.seconds:.3f}",
+        p.step_time,
         f"{p.tokens_per_s:,.0f}",
         f"{p.tokens_per_s / p.gpus:,.0f}",
         f"{100 * p.efficiency:.1f}",

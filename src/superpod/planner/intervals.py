@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.planner.arrays import Array, Number
+from superpod.planner.arrays import Array, Flags, Number
 from superpod.planner.formats import config_files
 from superpod.planner.planned_job import PlannedJob
 
@@ -41,10 +41,12 @@ class Interval:
 
     def time_factors(self, gpus: Number) -> tuple[Array, Array]:
         """Return the factors of the step time for numbers of GPUs."""
-        power = np.where(np.asarray(gpus) > self.largest_gpus, EXTRAPOLATION, 1.0)
-        if "tokens" in self.beyond:
-            power = np.full_like(power, EXTRAPOLATION)
+        power = np.where(self.is_extrapolated(gpus), EXTRAPOLATION, 1.0)
         return self.time[0] ** power, self.time[1] ** power
+
+    def is_extrapolated(self, gpus: Number) -> Flags:
+        """Return whether runs on numbers of GPUs are larger than those that were fitted."""
+        return (np.asarray(gpus) > self.largest_gpus) | ("tokens" in self.beyond)
 
 
 def from_job(job: PlannedJob) -> Interval:
@@ -62,6 +64,14 @@ def from_job(job: PlannedJob) -> Interval:
     return Interval(
         name, (time["low"], time["high"]), (memory["low"], memory["high"]), largest["gpus"], " and ".join(beyond)
     )
+
+
+def extrapolation(job: PlannedJob) -> str:
+    """Warn of a run that is larger than those that the planner's constants were fitted to; "" = it is not."""
+    beyond = from_job(job).beyond
+    if not beyond:
+        return ""
+    return f"extrapolated: no published run of the fit has {beyond}; the interval is twice as wide as that of its class"
 
 
 def class_name(job: PlannedJob, known: bool) -> str:

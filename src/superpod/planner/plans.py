@@ -125,14 +125,6 @@ def _complexity(layout: Layout) -> tuple[int, int, int]:
     return sum(degree > 1 for degree in degrees), layout.vp or 1, layout.tp * layout.pp * layout.cp
 
 
-def extrapolation(job: PlannedJob) -> str:
-    """Warn of a run that is larger than those that the planner's constants were fitted to; "" = it is not."""
-    beyond = intervals.from_job(job).beyond
-    if not beyond:
-        return ""
-    return f"extrapolated: no published run of the fit has {beyond}; the interval is twice as wide as that of its class"
-
-
 def compare_with_textbook(result: SearchResult) -> str:
     """Describe the layout that the textbook rules choose, and how much slower it is than the best one."""
     try:

@@ -52,6 +52,8 @@ class Prediction:
     """Lower end of the 80 % interval of `allocated_gib_max`."""
     allocated_high_gib: float | None = None
     reserved_gib_max: float | None = None
+    extrapolation: str = ""
+    """A warning if no run of this size was fitted, so that the interval is wider (`intervals.extrapolation`)."""
     terms_s: Mapping[str, float] = field(default_factory=dict)
     """Term of the step time -> seconds; the sum is `step_time_s`."""
     owners_gib: Mapping[str, float] = field(default_factory=dict)
@@ -203,6 +205,7 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
     seconds = np.broadcast_to(step.seconds, count)
     interval = intervals.from_job(job)
     low, high = interval.time_factors(values["gpus"])
+    extrapolated = np.broadcast_to(interval.is_extrapolated(values["gpus"]), count).tolist()
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
     needed, reserved = (np.where(is_held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
     fits = [memory.FIT[code] for code in memory.classify(job, needed, reserved).tolist()]
@@ -228,11 +231,12 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
             fit=fit,
             limit_gib=limit / GIB,
             **figures,
+            extrapolation=intervals.extrapolation(run.job) if is_extrapolated else "",
             terms_s=spent,
             owners_gib=owned,
         )
-        for run, fit, wants, holds, figures, spent, owned in zip(
-            runs, fits, needed.tolist(), reserved.tolist(), _rows(figures), terms, by_owner, strict=True
+        for run, is_extrapolated, fit, wants, holds, figures, spent, owned in zip(
+            runs, extrapolated, fits, needed.tolist(), reserved.tolist(), _rows(figures), terms, by_owner, strict=True
         )
     ]
 

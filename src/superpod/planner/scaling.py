@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.planner import plans
+from superpod.planner import intervals, plans, predict
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 
@@ -27,6 +27,16 @@ class Point:
     reason: str = ""
     precision: str = ""
     """The precision of the layout, which `--precision auto` chooses."""
+    low_s: float | None = None
+    """Lower end of the 80 % interval of `seconds`."""
+    high_s: float | None = None
+    extrapolation: str = ""
+    """As in `Prediction`."""
+
+    @property
+    def step_time(self) -> str:
+        """The step time in seconds with its interval, such as `14.4 (13.1-16.2)`."""
+        return intervals.text(self.seconds or 0.0, self.low_s or 0.0, self.high_s or 0.0, unit="")
 
 
 def table(job: PlannedJob, sizes: list[int], *, auto: bool = False) -> list[Point]:
@@ -50,8 +60,20 @@ def _best_point(job: PlannedJob, kind: str, gpus: int, gbs: int, *, auto: bool) 
         best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)), auto=auto)
     except UserError as none:
         return Point(kind, gpus, gbs, reason=str(none))
-    seconds = plans.seconds(best)
-    return Point(kind, gpus, gbs, seconds, best.tokens / seconds, layout=best.layout, precision=best.precision)
+    prediction = predict.one(best)
+    seconds = prediction.step_time_s or 0.0
+    return Point(
+        kind,
+        gpus,
+        gbs,
+        seconds,
+        best.tokens / seconds,
+        layout=best.layout,
+        precision=best.precision,
+        low_s=prediction.step_time_low_s,
+        high_s=prediction.step_time_high_s,
+        extrapolation=prediction.extrapolation,
+    )
 
 
 def _against_first(points: list[Point]) -> list[Point]:

@@ -72,6 +72,10 @@ class CheckReport:
     step_time_s: float | None = None
     step_time: str = ""
     """The step time with its interval."""
+    step_time_low_s: float | None = None
+    step_time_high_s: float | None = None
+    extrapolation: str = ""
+    """A warning if the planner knows no run of this size."""
     tight: bool = False
     unplanned: str = ""
     """The reason why the run was not planned; "" if it was."""
@@ -269,7 +273,8 @@ def _plan(report: CheckReport, job: PlannedJob) -> None:
         report.short = suggestions.describe_shortage(job, prediction)
     report.allocated_gib, report.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
     report.usable_gib, report.step_time_s = prediction.limit_gib, prediction.step_time_s
-    report.step_time = prediction.step_time
+    report.step_time, report.extrapolation = prediction.step_time, prediction.extrapolation
+    report.step_time_low_s, report.step_time_high_s = prediction.step_time_low_s, prediction.step_time_high_s
 
 
 def _title(job: PlannedJob) -> str:

@@ -116,6 +116,9 @@ def _check_by_plan(options: PlanOptions) -> CheckReport:
         usable_gib=prediction.limit_gib,
         step_time_s=prediction.step_time_s,
         step_time=prediction.step_time,
+        step_time_low_s=prediction.step_time_low_s,
+        step_time_high_s=prediction.step_time_high_s,
+        extrapolation=prediction.extrapolation,
         tight=bool(prediction.tight),
     )
 
@@ -189,6 +192,9 @@ def _facts(report: CheckReport, *, with_build: bool) -> dict[str, object]:
         "reserved_gib": report.reserved_gib,
         "usable_gib": report.usable_gib,
         "step_time_s": report.step_time_s,
+        "step_time_low_s": report.step_time_low_s,
+        "step_time_high_s": report.step_time_high_s,
+        "extrapolation": report.extrapolation,
     }
     if with_build:
         report_fields = asdict(report)
@@ -208,6 +214,8 @@ def _print_result(report: CheckReport) -> None:
         print(f"not planned: {report.unplanned}")
     for warning in report.warnings:
         print(f"warning: {warning.message}" + _next(warning.fix))
+    if report.extrapolation:
+        print(report.extrapolation)
     if report.not_built:
         print(f"not built here: {report.not_built}")
     if report.build_error:

@@ -92,6 +92,13 @@ class Estimate:
         """Whether the run fits in memory, tightly or with room to spare."""
         return self.prediction.fit != "does not fit"
 
+    @property
+    def days_interval(self) -> tuple[float, float]:
+        """The 80 % interval of the days, which are proportional to the step time."""
+        p = self.prediction
+        days_per_second = self.total.days / (p.step_time_s or 1.0)
+        return days_per_second * (p.step_time_low_s or 0.0), days_per_second * (p.step_time_high_s or 0.0)
+
     def as_json(self) -> dict[str, object]:
         """Return the object that `--json` prints."""
         return {
@@ -101,6 +108,9 @@ class Estimate:
             "layout": vars(self.job.layout),
             "tokens_per_s_per_gpu": self.prediction.tokens_per_s_per_gpu,
             **vars(self.total),
+            "days_low": self.days_interval[0],
+            "days_high": self.days_interval[1],
+            "extrapolation": self.prediction.extrapolation,
         }
 
 
@@ -131,6 +141,8 @@ def _print_table(estimates: list[Estimate], currency: str) -> None:
 
     titles, rows = _table(estimates, currency)
     tables.print_folded_table(titles, rows, fold=len(titles) - 1)
+    for line in dict.fromkeys(one.prediction.extrapolation for one in estimates if one.prediction.extrapolation):
+        tables.print_wrapped(f"- {line}")
     for one in estimates:
         if one.prediction.fit != "fits":
             outcome = "is tight" if one.prediction.tight else "does not fit"
@@ -141,7 +153,7 @@ def _print_table(estimates: list[Estimate], currency: str) -> None:
 
 def _table(estimates: list[Estimate], currency: str) -> tuple[list[str], list[list[str]]]:
     """Return the column titles and one row per GPU type."""
-    from superpod.planner import explain
+    from superpod.planner import explain, intervals
 
     has_prices = any(one.total.money is not None for one in estimates)
     titles = ["GPUs", "tokens/s/GPU", "days", "GPU-hours", "MWh"]
@@ -153,7 +165,7 @@ def _table(estimates: list[Estimate], currency: str) -> tuple[list[str], list[li
         row = [
             _job_name(one.job),
             f"{one.prediction.tokens_per_s_per_gpu:,.0f}",
-            f"{total.days:,.1f}",
+            intervals.text(total.days, *one.days_interval, unit=""),
             f"{total.gpu_hours:,.0f}",
             f"{total.energy_mwh:,.0f}",
         ]

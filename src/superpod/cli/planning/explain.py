@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def explain(options: PlanOptions, html: page_options.Html = None, trace: page_options.Trace = None) -> None:
     """Show how the time of a step is spent, what limits the speed of a layout, and what to try next."""
     from superpod.planner import explain as explanations
-    from superpod.planner import legality, plans, predict, suggestions
+    from superpod.planner import legality, predict, suggestions
 
     page_options.check(html, trace)
     job = options.job()
@@ -47,8 +47,8 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
             print(f"  {value / seconds:6.1%}  {value:9.4f} s  {explanations.BOUNDS.get(key, key)}")
     for line in bounds:
         print(line)
-    if plans.extrapolation(job):
-        print(plans.extrapolation(job))
+    if prediction.extrapolation:
+        print(prediction.extrapolation)
     for line in better:
         print(f"next: {line}")
 

@@ -118,7 +118,7 @@ def page_text(options: PlanOptions, searches: Searches, *, command: str, variant
 
 
 def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> None:
-    from superpod.planner import explain, plans
+    from superpod.planner import explain, intervals, plans
 
     best = next(iter(searches.values()))
     job = best.job
@@ -136,7 +136,7 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
         tables.print_wrapped(plans.explain_no_fit(best))
         return
     _print_table(shown, with_precision=len(searches) > 1)
-    notes = (plans.equivalent_layouts(best), plans.extrapolation(best.job))
+    notes = (plans.equivalent_layouts(best), intervals.extrapolation(best.job))
     lines = (*explain.explain_layout(best, int(best.ranked[0])), *explain.faster_layouts(best), *filter(None, notes))
     for line in lines:
         tables.print_wrapped(f"- {line}")

@@ -61,10 +61,12 @@ def _print_table(points: list[Point]) -> None:
         if p.seconds is None or p.layout is None:
             table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", "-", "-", "-", "-", p.reason)
             continue
-        figures = (f"{p.seconds:.3f}", f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}")
+        figures = (p.step_time, f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}")
         row = (f"{100 * p.efficiency:.1f}", f"{explain.title(p.layout)}, {p.precision}")
         table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, *row)
     tables.print_table(table)
+    for line in dict.fromkeys(p.extrapolation for p in points if p.extrapolation):
+        tables.print_wrapped(f"- {line}")
 
 
 def _parse_sizes(text: str) -> list[int]:

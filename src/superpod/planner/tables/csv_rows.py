@@ -211,7 +211,7 @@ _NO_FIGURES = "," * (len(NUMBERS) + len(BREAKDOWN) - 1)
 def _line(name: str, outcome: Outcome) -> str:
     """Format a line of the output; csv.writer would take as long as the prediction itself."""
     p = outcome.prediction
-    head = f"{_quote(name)},{p.verdict},{_quote(p.reason)}"
+    head = f"{_quote(name)},{p.verdict},{_quote(_reason(p))}"
     if p.step_time_s is None:
         return f"{head},{_NO_FIGURES},{p.fit or ''}\n"
     numbers = _SHOWN % _NUMBERS_OF(p)
@@ -222,11 +222,15 @@ def _line(name: str, outcome: Outcome) -> str:
 def _json_line(name: str, outcome: Outcome) -> str:
     """Format a line of JSON: the CSV columns, and for a legal run the layout, also in Megatron's syntax."""
     p, run = outcome.prediction, outcome.run
-    figures = {key: getattr(p, key) for key in (*FIGURES, *BREAKDOWN, FIT)}
+    figures = {key: getattr(p, key) for key in (*FIGURES, *BREAKDOWN, FIT)} | {"reason": _reason(p)}
     layout: dict[str, Any] = {}
     if run is not None and p.step_time_s is not None:
         layout = {"layout": asdict(run.job.layout), "pipeline_layout": pipeline_layout.from_job(run.job)}
     return json.dumps({"id": name, **figures, **layout}) + "\n"
+
+
+def _reason(p: Prediction) -> str:
+    return "; ".join(filter(None, [p.reason, p.extrapolation]))
 
 
 def _quote(text: str) -> str:
