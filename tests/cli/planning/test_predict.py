@@ -27,6 +27,17 @@ def test_predict_prints_json_with_own_hardware_and_megatron_pipeline_layouts(rec
     assert (second["verdict"], "17" in second["reason"]) == ("illegal", True)
 
 
+def test_predict_reads_model_names_as_check_does(recipes_cli, tmp_path):
+    spellings = ("Llama-3-8B", "meta-llama/Meta-Llama-3-8B", "LLAMA3-8B", "llama-8b")
+    lines = [f"{name},h100,8,2,64" for name in ("llama3_8b", *spellings)]
+    (tmp_path / "rows.csv").write_text("\n".join(["model,gpu,gpus,tp,gbs", *lines]))
+    text = printed(recipes_cli, "predict", "--from", "rows.csv", "--json", cwd=tmp_path)
+    *known, ambiguous = map(json.loads, text.splitlines())
+    assert known == [known[0]] * 4
+    assert ambiguous["verdict"] == "unsupported"
+    assert "ambiguous" in ambiguous["reason"]
+
+
 def test_a_misspelt_column_gives_a_note(recipes_cli, tmp_path):
     (tmp_path / "rows.csv").write_text("id,model,gpu,gpus,tp,gbs,precison\n1,llama3_8b,h100,16,2,64,fp8cs\n")
     done = recipes_cli("predict", "--from", "rows.csv", "--out", "o.csv", cwd=tmp_path)

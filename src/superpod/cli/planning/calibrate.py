@@ -74,12 +74,13 @@ def _read_runs(folders: list[str]) -> list[MeasuredRun]:
 
 def _read_rows(path: Path | None) -> list[MeasuredRun]:
     """Return the usable rows of a table; print why others are skipped. Raises UserError if no row is usable."""
+    from superpod.collection.facts import names
     from superpod.planner.tables import measured
     from superpod.reports.measured_runs import explain_impossible
 
     if path is None:
         return []
-    rows, problems = measured.read(path, lambda note: print(f"note: {note}", file=sys.stderr))
+    rows, problems = measured.read(path, lambda note: print(f"note: {note}", file=sys.stderr), names.translate)
     runs = []
     for row in rows:
         problem = explain_impossible(row)

@@ -31,11 +31,12 @@ def predict(
     ] = False,
 ) -> None:
     """Predict memory and step time for every row of a table, with a verdict: ok, oom, illegal or unsupported."""
+    from superpod.collection.facts import names
     from superpod.planner.tables import csv_rows
 
     if out is None and not as_json:
         raise UserError("no output is specified", "add --out predicted.csv, or --json to print")
-    options = csv_rows.RowOptions(hardware, as_json)
+    options = csv_rows.RowOptions(hardware, as_json, names.translate)
     if out is None:
         _print(rows, options)
         return

@@ -51,6 +51,8 @@ class RowOptions:
     """A hardware file with the user's GPUs, nodes and fabrics."""
     as_json: bool = False
     """Write a JSON object per row, including the layout, instead of a CSV line."""
+    translate: Callable[[str], str] = str
+    """As in `published.Facts`."""
 
 
 PLAIN = RowOptions()
@@ -68,7 +70,7 @@ def predict(
     """
     counts: Counter[str] = Counter()
     _refuse_out(source, out)
-    _facts(options.hardware)  # report errors in the hardware file before anything is written
+    _facts(options)  # report errors in the hardware file before anything is written
     try:
         # Bytes that are not UTF-8 are written unchanged, so that a single cell cannot fail the table.
         with (
@@ -89,9 +91,10 @@ def predict(
 
 
 @cache
-def _facts(hardware: Path | None) -> published.Facts:
-    """Return the hardware that rows may name: the built-in hardware, and that of a file."""
-    return published.Facts(planner_hardware.load(hardware)) if hardware else published.builtin()
+def _facts(options: RowOptions) -> published.Facts:
+    """Return the names that rows may use: the built-in hardware and that of a file, and spellings of models."""
+    hardware = planner_hardware.load(options.hardware) if options.hardware else published.builtin().hardware
+    return published.Facts(hardware, options.translate)
 
 
 def _refuse_out(source: Path, out: Path) -> None:
@@ -149,7 +152,7 @@ def _ignore_interrupts() -> None:
 def _predict_batch(batch: Batch) -> tuple[str, Counter[str]]:
     names, rows, options = batch
     table = [csv_cells.to_dict(names, row) for row in rows]
-    outcomes = predict_outcomes(table, _facts(options.hardware))
+    outcomes = predict_outcomes(table, _facts(options))
     line = _json_line if options.as_json else _line
     lines = "".join([line(row.get("id", ""), o) for row, o in zip(table, outcomes, strict=True)])
     return lines, Counter(o.prediction.outcome for o in outcomes)

@@ -27,10 +27,12 @@ MAX_DIFFERENCE = 0.05
 TABLE = "a table of measured runs: a CSV file with the columns of docs/planner.md"
 
 
-def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[list[MeasuredRun], list[str]]:
+def read(
+    path: Path, note: Callable[[str], None] = lambda words: None, translate: Callable[[str], str] = str
+) -> tuple[list[MeasuredRun], list[str]]:
     """Return the measured runs in a CSV file, and a message for each row that cannot be used.
 
-    `note` is called with messages about misspelt columns.
+    `note` is called with messages about misspelt columns; `translate` is that of `published.Facts`.
 
     Raises:
         UserError: the file is not such a table.
@@ -41,18 +43,19 @@ def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[
         hint = f"the first line must name the columns: {header.EXAMPLE[0]},{TIMES[0]}"
         raise UserError(f"{path} has no column {' or '.join(TIMES)}", hint)
     runs, problems = [], []
+    facts = published.Facts(published.builtin().hardware, translate)
     for cells in rows:
         row = csv_cells.to_dict(names, cells)
         name = row.get("id") or f"line {cells.line}"
         try:
-            if (run := _read_run(name, row)) is not None:
+            if (run := _read_run(name, row, facts)) is not None:
                 runs.append(run)
         except UserError as wrong:
             problems.append(f"{name}: {published.one_line(wrong)}")
     return runs, problems
 
 
-def _read_run(name: str, row: dict[str, str]) -> MeasuredRun | None:
+def _read_run(name: str, row: dict[str, str], facts: published.Facts) -> MeasuredRun | None:
     """Return the run that a row describes; None if it was not completed, or has no measured time."""
     if csv_cells.BROKEN in row:
         raise UserError(row[csv_cells.BROKEN])
@@ -60,7 +63,7 @@ def _read_run(name: str, row: dict[str, str]) -> MeasuredRun | None:
         row.get(key, "").strip() for key in TIMES
     ):
         return None
-    job = published.job(row)
+    job = published.job(row, facts)
     return MeasuredRun(name, job, _seconds(row, job), *(_positive_number(row, key) for key in BYTES))
 
 

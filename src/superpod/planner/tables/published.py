@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -40,9 +40,11 @@ class InconsistentRow(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The hardware that rows may name. A table uses one object, which is part of the cache keys."""
+    """The names that rows may use. A table uses one object, which is part of the cache keys."""
 
     hardware: Hardware
+    translate: Callable[[str], str] = str
+    """Returns the name of the model that a text spells, such as `llama3_8b` for `Llama-3-8B`."""
 
 
 @lru_cache(1)
@@ -160,7 +162,7 @@ def _cached_shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: st
     try:
         options = _parse_options(row)
         arguments = megatron_args.parse(row["flags"])
-        model = _find_model(row)
+        model = _find_model(row, facts.translate)
         setting = _build_setting(row, model, options, facts.hardware)
     except InconsistentRow as cannot_be:
         return cannot_be
@@ -228,14 +230,14 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     return int(value)
 
 
-def _find_model(row: Row) -> ModelShape:
+def _find_model(row: Row, translate: Callable[[str], str]) -> ModelShape:
     """Return the model, found as in `plan` and changed by the shape columns; `gpt` and `moe` have only these."""
     name = row["model"]
     shape = {key: _shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
     if name in ("gpt", "moe"):
         shape_fields = {"layers": 0, "vocab": 50257, "positions": 1024, **shape}
         return ModelShape.from_shape(name=name, style="gpt", **shape_fields)
-    model = models.find(name) if name in models.names() else named_model.find(name)
+    model = models.find(name) if name in models.names() else named_model.find(translate(name))
     changes = {key: value for key, value in shape.items() if value != getattr(model, key)}
     return model.replace(**changes) if changes else model
 
