@@ -56,6 +56,7 @@ def test_measured_stands_beside_planned(tmp_path):
     assert "25% slower than planned" in figures.next
     shown = dict(report_text.rows(run_record.read_run(run), figures))
     assert "+25%" in shown["planned step"]
+    assert shown["planned step"].startswith(expected.step_time)  # with its interval
     assert "989 TFLOP/s, the dense bf16 peak of the h100" in figures.flops_formula
 
 

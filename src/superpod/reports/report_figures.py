@@ -37,6 +37,9 @@ class Planned:
     """The prediction for the run, and the measurements compared with it, in seconds, GiB and tokens/s/GPU."""
 
     step_s: float
+    step_time: str
+    """the step time with its 80 % interval, such as `14.4 s (13.1-16.2)`"""
+    extrapolation: str
     rate: float
     mfu: float
     terms_s: Mapping[str, float]
@@ -238,6 +241,8 @@ def _compare_with_plan(run: Record) -> Planned | None:
     stages = [sum(float(part[rank]) for part in owners.values()) / 2**30 for rank in range(job.layout.pp)]
     return Planned(
         step_s=prediction.step_time_s,
+        step_time=prediction.step_time,
+        extrapolation=prediction.extrapolation,
         rate=prediction.tokens_per_s_per_gpu or 0.0,
         mfu=prediction.mfu or 0.0,
         terms_s=dict(prediction.terms_s),

@@ -145,7 +145,8 @@ def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
 def _plan_rows(plan: Planned, measured: float | None) -> Iterator[tuple[str, str]]:
     """Compare the planned step and memory with the `measured` median step time in seconds."""
     deviation = f"; measured {measured:.3g} s, {measured / plan.step_s - 1:+.0%}" if measured else ""
-    yield "planned step", f"{plan.step_s:.3g} s{deviation}"
+    yield "planned step", f"{plan.step_time}{deviation}"
+    yield "", plan.extrapolation
     if plan.profiled:
         for i, (name, planned_s, measured_s) in enumerate(plan.profiled):
             yield "" if i else "by term", f"{name}: {planned_s:.3g} s planned, {measured_s:.3g} s in its profile"
