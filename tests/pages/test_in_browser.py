@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from superpod.pages import layout_points, rank_map, step_timeline
-from superpod.planner import explain
+from superpod.planner import explain, intervals
 from tests.cli.planning.small_plans import SMALL, printed
 from tests.pages.planning import job, search
 
@@ -44,7 +44,9 @@ def test_the_table_can_be_sorted_and_filtered(plan_page, visit):
         rows = shown_rows(page)
         assert rows.count() == len(plan["layouts"])
         first = rows.nth(0).locator("td").all_inner_texts()
-        assert first[2] == f"{plan['layouts'][0]['step_time_s']:.3f}"
+        best = plan["layouts"][0]
+        interval = intervals.text(best["step_time_s"], best["step_time_low_s"], best["step_time_high_s"], unit="")
+        assert first[2] == interval
         head = page.locator("#best th", has_text="GiB")
         head.locator("button").click()
         assert head.get_attribute("aria-sort") == "ascending"

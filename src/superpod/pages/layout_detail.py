@@ -41,6 +41,11 @@ def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
     return details
 
 
+def interval_note(p: Prediction) -> str:
+    """Return the note below a step time: its interval, and whether it is extrapolated."""
+    return "; ".join(filter(None, [f"80 % interval {p.step_time.partition(' s ')[2].strip('()')} s", p.extrapolation]))
+
+
 def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[str, Any]:
     return {
         "title": explain.title(job.layout),
@@ -48,6 +53,7 @@ def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[
         "precision": job.precision,
         "verdict": prediction.outcome,
         "seconds": prediction.step_time_s,
+        "interval": interval_note(prediction),
         "rate": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,
         "gib": prediction.reserved_gib_max,

@@ -131,6 +131,7 @@ def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
         },
         "verdict": prediction.outcome,
         "seconds": prediction.step_time_s,
+        "interval": layout_detail.interval_note(prediction),
         "rate": prediction.tokens_per_s_per_gpu,
         "mfu": prediction.mfu,
         "gib": prediction.reserved_gib_max,
@@ -151,7 +152,7 @@ def _context(
         cells: dict[str, tuple[str, float | None]] = {}
         if with_precision:
             cells["precision"] = (job.precision, None)
-        cells["step, s"] = (f"{seconds:.3f}", seconds)
+        cells["step, s"] = (p.step_time.replace(" s ", " "), seconds)
         cells["tokens/s/GPU"] = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:.1f}", rate)
         cells |= {name: (f"{v:.1f}", v) for name, v in (("MFU, %", mfu), ("GiB", gib), ("bubble, %", bubble))}
         degrees = {"TP": x.tp, "PP": x.pp, "VP": x.vp or 1, "CP": x.cp, "EP": x.ep, "mbs": x.mbs}

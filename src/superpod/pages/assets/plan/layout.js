@@ -21,7 +21,7 @@ function showLayout(row, detail, place) {
   $("#layout-title").textContent = row.title;
   $("#layout-place").textContent = place ? `No. ${place} in the table` : page.data.rows ? "from the map" : "";
   $("#layout-option").textContent = `--layout ${row.option}`;
-  const facts = [fact("step time", seconds(row.seconds)), fact("throughput", rate(row.rate), "tokens/s/GPU")];
+  const facts = [fact("step time", seconds(row.seconds), row.interval), fact("throughput", rate(row.rate), "tokens/s/GPU")];
   if (row.mfu) facts.push(fact("MFU", percent(row.mfu), `of the ${row.precision} peak`));
   facts.push(fact("memory", gib(row.gib), `of ${gib(page.data.limit_gib)} usable, maximum of all ranks`));
   if (row.verdict !== "ok") facts.push(fact("verdict", row.verdict === "tight" ? "tight" : "does not fit"));
