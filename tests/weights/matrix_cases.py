@@ -124,9 +124,7 @@ CASES: dict[str, Case] = {
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
     "seed_oss": Case("seed_oss", {"head_dim": 16}),
     # Refused, by key
-    "llama, attention_bias alone": Case(
-        "llama", {"attention_bias": True}, "True and mlp_bias is False"
-    ),
+    "llama, attention_bias alone": Case("llama", {"attention_bias": True}, "True and mlp_bias is False"),
     "llama, mlp_bias alone": Case("llama", {"mlp_bias": True}, "mlp_bias is True"),
     "qwen3, attention_bias": Case("qwen3", {"attention_bias": True}, "which would be lost"),
     "gemma, attention_bias": Case("gemma", GEMMA | {"attention_bias": True}, "which would be lost"),
