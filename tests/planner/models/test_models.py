@@ -37,6 +37,19 @@ ON_THE_CARD = {
     "deepseek_v2_lite": 15_706_484_224,
     "gpt_oss_120b": 116_829_156_672,
     "nemotron_nano_9b_v2": 8_888_227_328,
+    "nemotron3_nano": 31_577_937_344,
+    "qwen3_next_80b_a3b": 79_674_391_296,
+    "qwen3.5_122b_a10b": 122_111_526_912,
+    "qwen3.5_397b_a17b": 396_346_350_336,
+    "qwen3.6_35b_a3b": 34_660_610_688,
+}
+
+# The same with the layers of multi-token prediction that the files contain: number of layers, parameters.
+WITH_PREDICTION = {
+    "qwen3_next_80b_a3b": (1, 81_324_862_720),
+    "qwen3.5_397b_a17b": (1, 396_346_350_336 + 6_595_568_128),
+    "nemotron3_super": (1, 123_611_012_096),  # one layer, applied twice
+    "glm5": (1, 753_864_139_008 - 76 * 256),  # the files also hold a bias per expert in 76 routers
 }
 
 
@@ -45,9 +58,18 @@ def test_the_whole_model_counts_what_its_card_says(name):
     assert models.find(name).total_parameters() == ON_THE_CARD[name]
 
 
+@pytest.mark.parametrize("name", WITH_PREDICTION)
+def test_the_prediction_layers_count_what_the_card_says(name):
+    layers, parameters = WITH_PREDICTION[name]
+    assert models.find(name).replace(mtp_layers=layers).total_parameters() == parameters
+
+
 @pytest.mark.parametrize(
     ("name", "total", "active"),
-    [("deepseek_v3", 671e9, 37e9), ("kimi_k2", 1.04e12, 32e9), ("llama4_maverick", 400e9, 17e9), ("glm5", 744e9, 40e9)],
+    [
+        *(("deepseek_v3", 671e9, 37e9), ("kimi_k2", 1.04e12, 32e9), ("llama4_maverick", 400e9, 17e9)),
+        *(("glm5", 744e9, 40e9), ("nemotron3_ultra", 550e9, 55e9), ("qwen3.5_397b_a17b", 397e9, 17e9)),
+    ],
 )
 def test_a_mixture_counts_what_its_authors_say(name, total, active):
     model = models.find(name)
