@@ -45,7 +45,13 @@ def test_every_number_has_its_source_beside_it():
 
 @pytest.mark.parametrize(
     ("name", "bf16", "best"),
-    [("a100", 312, "bf16"), ("h100", 989.4, "fp8bw"), ("b200", 2250, "nvfp4"), ("gb300", 2500, "nvfp4")],
+    [
+        ("a100", 312, "bf16"),
+        ("h100", 989.4, "fp8bw"),
+        ("b200", 2250, "nvfp4"),
+        ("gb300", 2500, "nvfp4"),
+        ("vr200", 4000, "nvfp4"),
+    ],
 )
 def test_what_a_gpu_trains_in(name, bf16, best):
     gpu = hardware.gpu(name)
@@ -67,7 +73,9 @@ def test_peaks_stand_in_their_natural_proportion():
     for gpu in hardware.builtin().gpus.values():
         assert gpu.fp16_tflops == gpu.bf16_tflops
         assert 1.9 < gpu.bf16_tflops / gpu.tf32_tflops < 2.1
-        if gpu.fp8_tflops:
+        if gpu.generation == "rubin":  # NVIDIA's own: 4 and 17.5 PFLOP/s
+            assert gpu.nvfp4_tflops == 2 * gpu.fp8_tflops == 8.75 * gpu.bf16_tflops
+        elif gpu.fp8_tflops:
             assert 1.9 < gpu.fp8_tflops / gpu.bf16_tflops < 2.1
         assert 0.9 < gpu.hbm_usable_gib * hardware.GIB / (gpu.hbm_gb * 1e9) < 1.09
 
@@ -78,6 +86,8 @@ def test_bandwidth_between_nodes():
     assert per_gpu["a100"] == 25
     assert per_gpu["h100"] == per_gpu["gb200"] == 50
     assert per_gpu["gb300"] == per_gpu["b300"] == 100
+    assert per_gpu["vr200"] == 200
+    assert per_gpu["gh200"] == 25
     assert hardware.fabric("ib_hdr_4rail").gb_per_s_per_gpu(hardware.node("a100")) * 8 * 8 == 800
     slow = hardware.fabric("ib_ndr").replace(oversubscription=2.0)
     assert slow.gb_per_s_per_gpu(hardware.node("h100")) == 25

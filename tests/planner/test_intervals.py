@@ -39,6 +39,14 @@ def test_beyond_the_largest_published_run_the_interval_is_twice_as_wide():
     assert float(high) == pytest.approx(intervals.from_job(small).time[1] ** 2)
 
 
+def test_a_gpu_of_which_no_run_was_fitted_is_an_extrapolation():
+    vr200 = h100("llama3_8b").replace(node=FACTS.node("vr200"))
+    assert "the generation rubin (the constants are those of blackwell)" in intervals.from_job(vr200).beyond
+    low, high = intervals.from_job(vr200).time_factors(8)
+    assert float(low) == pytest.approx(intervals.from_job(h100("llama3_8b")).time[0] ** 2)
+    assert float(high) == pytest.approx(intervals.from_job(h100("llama3_8b")).time[1] ** 2)
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(14.44, "14.4 s (13.0-15.9)"), (0.0824, "0.0824 s (0.0742-0.0906)"), (130, "130 s (117-143)")],

@@ -38,6 +38,8 @@ class Interval:
     """Number of GPUs of the largest run that was fitted."""
     beyond: str
     """What no run that was fitted reaches, such as `more than 16,384 GPUs`; "" = nothing."""
+    is_wide: bool
+    """Whether the sequence or the GPU is beyond what was fitted: the interval is wide with any number of GPUs."""
 
     def time_factors(self, gpus: Number) -> tuple[Array, Array]:
         """Return the factors of the step time for numbers of GPUs."""
@@ -46,7 +48,7 @@ class Interval:
 
     def is_extrapolated(self, gpus: Number) -> Flags:
         """Return whether runs on numbers of GPUs are larger than those that were fitted."""
-        return (np.asarray(gpus) > self.largest_gpus) | ("tokens" in self.beyond)
+        return (np.asarray(gpus) > self.largest_gpus) | self.is_wide
 
 
 def from_job(job: PlannedJob) -> Interval:
@@ -59,10 +61,19 @@ def from_job(job: PlannedJob) -> Interval:
         beyond.append(f"more than {largest['gpus']:,} GPUs")
     if job.seq > largest["seq"]:
         beyond.append(f"sequences of more than {largest['seq']:,} tokens")
+    gpu = job.node.gpu
+    if gpu.fitted_as:
+        beyond.append(f"a GPU of the generation {gpu.generation} (the constants are those of {gpu.fitted_as})")
+    is_wide = job.seq > largest["seq"] or bool(gpu.fitted_as)
     software = "megatron" if job.options.framework == "megatron" else "other software"
     time, memory = tables["time"][name], tables["memory"][software]
     return Interval(
-        name, (time["low"], time["high"]), (memory["low"], memory["high"]), largest["gpus"], " and ".join(beyond)
+        name=name,
+        time=(time["low"], time["high"]),
+        memory=(memory["low"], memory["high"]),
+        largest_gpus=largest["gpus"],
+        beyond=" and ".join(beyond),
+        is_wide=is_wide,
     )
 
 

@@ -45,7 +45,8 @@ UPPER_BOUNDS = {"tp_hidden": 0.95, "cp_hidden": 0.95, "send_hidden": 0.95, "queu
 def selectors(job: PlannedJob) -> tuple[str, ...]:
     """Return the names of the factors that apply to a job."""
     release, framework = job.options.release, job.options.framework
-    names = [f"generation {job.node.gpu.generation}", f"precision {job.precision}"]
+    gpu = job.node.gpu
+    names = [f"generation {gpu.fitted_as or gpu.generation}", f"precision {job.precision}"]
     names.append(f"software {releases.software(release, framework)}")
     if job.task != "pretrain" and framework == "megatron":
         names.append(f"task {job.task}")

@@ -39,6 +39,8 @@ class Gpu:
     nvfp4_tflops: float = 0.0
     calibrated_as: str = ""
     """The GPU whose calibration applies, set by `like`; "" = this GPU."""
+    fitted_as: str = ""
+    """The generation whose fitted constants apply because no run of this one is fitted; "" = its own generation."""
     sm: int = 0
     """CUDA compute capability times ten: 90 for Hopper (9.0). 0 = unknown; kernel rules are not checked."""
     scaled_formats: tuple[str, ...] = ()

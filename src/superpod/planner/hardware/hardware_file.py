@@ -16,7 +16,10 @@ from superpod.planner.hardware.precisions import SCALED
 
 NAMED_SECTIONS = ("generation", "gpu", "node", "fabric")
 SECTIONS = (*NAMED_SECTIONS, "calibration")
-TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
+TEXT = {
+    **dict.fromkeys(("generation", "fitted_as", "source", "gpu", "calibrated_as", "cuda"), ()),
+    "kind": ("infiniband", "ethernet"),
+}
 """Key with a string value -> allowed values; () = any."""
 LISTS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
 """Key with a list of strings -> allowed values; () = any."""
@@ -183,7 +186,7 @@ def _required_fields(kind: type[Kind]) -> list[str]:
 def _validate(key: str, value: object, where: str, known: Hardware) -> Value:
     """Return the value of a key in the type of its field. Raises UserError if it is invalid."""
     if key in TEXT:
-        allowed = tuple(known.generations) if key == "generation" else TEXT[key]
+        allowed = tuple(known.generations) if key in ("generation", "fitted_as") else TEXT[key]
         if not isinstance(value, str) or (allowed and value not in allowed):
             expected = f"one of {', '.join(allowed)}" if allowed else "a string"
             raise UserError(f"{where}: {key} must be {expected}, not {value!r}")
