@@ -87,7 +87,7 @@ def test_tensor_parallelism_between_nodes_has_a_latency_of_its_own():
     jobs = [job("llama2_7b", gpus, 2048, tp=tp, gbs=64) for gpus in (16, 32) for tp in (4, 8, 16)]
     fitted = calibrate(noisy(jobs, {"tp_latency": 20.0}, 0))
     product = fitted.values["tp_latency"] * fitted.values["far_latency"]
-    assert product == pytest.approx(20, rel=0.25)
+    assert product == pytest.approx(20, rel=0.1)
     unseen = job("llama2_7b", 32, 2048, tp=32, gbs=64)
     real = seconds(apply_corrections(unseen, {"tp_latency": 20.0}))
     assert seconds(apply_corrections(unseen, fitted.values)) == pytest.approx(real, rel=0.05)
@@ -169,28 +169,26 @@ def test_one_run_moves_the_general_time_most():
     assert fitted.values["far_bandwidth"] == pytest.approx(1, abs=0.05)
 
 
-def test_indistinguishable_and_undetermined_corrections_are_reported():
+def test_undetermined_corrections_are_reported_and_left_out():
     within = [job("llama3_8b", 8, tp=tp, gbs=64) for tp in (2, 4, 8)]
     fitted = calibrate(noisy(within, {"near_bandwidth": 0.6}))
-    assert {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"} <= set(fitted.undetermined)
-    alike = replace(
-        fitted, values={**fitted.values, "near_bandwidth": 0.6}, indistinguishable=[("near_bandwidth", "overlap_tp")]
-    )
-    assert any("near_bandwidth from overlap_tp" in line for line in calibration_file.summarize(alike))
+    unmeasured = {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"}
+    assert unmeasured <= set(fitted.undetermined)
+    assert not unmeasured & set(calibration_file.changed_values(fitted))
 
+    times = [np.ones(1)] * 4
     one = Calibration(
-        "h100", {"general": 1.3}, ["a"], *[np.ones(1)] * 4, noise=0.03, undetermined=["general", "far_latency"]
+        "h100", {"general": 1.3}, ["a"], *times, noise=0.03, ranges={"general": (1.2, 1.4)}, undetermined=["experts"]
     )
     lines = calibration_file.summarize(one)
-    assert any(line.startswith("general 1.3: ") for line in lines)
-    assert any(line.startswith("warning: ") and "general" in line for line in lines)
-    assert lines[-1].endswith("left at the default: far_latency")
+    assert any(line.startswith("general 1.3 (80 %: 1.2 to 1.4): ") for line in lines)
+    assert lines[-1].endswith("left at the default: experts")
 
 
-def test_rows_of_which_one_more_bandwidth_is_one_more_overlap_warn():
-    fitted = calibrate(noisy([job("llama3_8b", 8, tp=8, gbs=64), job("llama3_8b", 8, tp=8, gbs=128)], {}))
-    pairs = {frozenset(pair) for pair in fitted.indistinguishable}
-    assert frozenset({"near_bandwidth", "overlap_tp"}) in pairs
+def test_a_slow_link_that_may_be_a_missing_overlap_is_said_to_be_inseparable():
+    truth = {"near_bandwidth": 0.4}
+    fitted = calibrate(noisy([job("llama3_8b", 8, tp=8, gbs=64), job("llama3_8b", 8, tp=8, gbs=128)], truth))
+    assert any({"near_bandwidth", "overlap_tp"} <= set(group) for group in fitted.groups)
 
 
 def test_a_calibration_that_has_been_applied_is_not_applied_twice():

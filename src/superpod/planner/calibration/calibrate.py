@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from superpod.errors import UserError
 from superpod.planner import columns, predict
-from superpod.planner.calibration import calibration, corrections
+from superpod.planner.calibration import calibration, corrections, identifiability, plausibility
 from superpod.planner.calibration.corrections import ALLOCATED, CORRECTIONS
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.timing import step_cost, steptime
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 MAX_SUBSET_RUNS = 12
 """Up to this number of runs, the smallest subset of corrections that explains them is searched."""
 BEAM_WIDTH = 6
@@ -43,10 +44,6 @@ MAX_LOG_ERROR = 0.7
 """Log errors are limited to this (a factor of 2) when fits are compared, so that no outlier decides."""
 LEVELS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 """Starting points for `full_from`, which the descent finds only from a nearby value."""
-MAX_COSINE = 0.98
-"""Cosine of the effects of two corrections on the runs above which the runs cannot distinguish them."""
-MIN_EFFECT = 0.5
-"""Effect of a correction on all runs, in units of the noise, below which the runs do not determine it."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,10 @@ class Calibration:
     """Step times predicted by calibrations fitted without the run; `default_times` if there is only one run."""
     noise: float
     """Relative scatter of the step times that the fit assumes."""
-    indistinguishable: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs of corrections that these runs cannot distinguish."""
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Correction that these runs establish -> 80 % interval."""
+    groups: list[tuple[str, ...]] = field(default_factory=list)
+    """Corrections that these runs cannot tell apart."""
     undetermined: list[str] = field(default_factory=list)
     """Corrections that these runs do not determine, and that therefore keep their defaults."""
 
@@ -98,24 +97,28 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Return the corrections that explain the runs best.
 
     Raises:
-        UserError: there are no runs, they used several GPU types, or a step time is not a positive number.
+        UserError: there are no runs, they used several GPU types, or a step time is not a positive number,
+            or no plausible machine is that slow or fast.
     """
-    fit = _Fit(runs)
+    fit = Fit(runs)
     subset = _fit_smallest_subset(fit) if len(runs) <= MAX_SUBSET_RUNS else None
     chosen = subset if subset is not None and subset.noise < SUBSET_TOLERANCE else _fit_all(fit)
-    indistinguishable, undetermined = fit.find_undetermined(chosen.x, chosen.noise)
+    identified = identifiability.identify(fit, chosen.x, chosen.left_out)
+    values = {c.name: fit.value(c.name, v) for c, v in zip(CORRECTIONS, identified.x, strict=True)}
+    calibrated_times = np.exp(fit.logs(identified.x))
+    plausibility.check(values, fit.constants, np.exp(fit.y) / calibrated_times)
     return Calibration(
         gpu=fit.gpu,
-        values={c.name: fit.value(c.name, v) for c, v in zip(CORRECTIONS, chosen.x, strict=True)}
-        | _memory_factor(runs),
+        values=values | _memory_factor(runs),
         names=[run.name for run in runs],
         measured=np.exp(fit.y),
         default_times=np.exp(fit.logs(fit.start())),
-        calibrated_times=np.exp(fit.logs(chosen.x)),
+        calibrated_times=calibrated_times,
         held_out_times=np.exp(chosen.left_out),
         noise=chosen.noise,
-        indistinguishable=indistinguishable,
-        undetermined=undetermined,
+        ranges=identified.ranges,
+        groups=identified.groups,
+        undetermined=identified.undetermined,
     )
 
 
@@ -146,7 +149,7 @@ class _Chosen(NamedTuple):
     """Log of each run's step time as predicted by a fit without that run."""
 
 
-def _fit_all(fit: _Fit) -> _Chosen:
+def _fit_all(fit: Fit) -> _Chosen:
     """Fit all corrections at once, with the noise that predicts held-out runs best."""
     count = len(fit.y)
     folds = np.arange(count) % FOLDS
@@ -163,7 +166,7 @@ def _fit_all(fit: _Fit) -> _Chosen:
     return min(scored, key=lambda entry: entry[0])[1]
 
 
-def _fit_smallest_subset(fit: _Fit) -> _Chosen:
+def _fit_smallest_subset(fit: Fit) -> _Chosen:
     """Fit the smallest subset of corrections that explains a few runs, with a corrected Akaike criterion (AICc)."""
     count = len(fit.y)
     everyone = np.ones(count)
@@ -195,7 +198,7 @@ class _SubsetFit(NamedTuple):
     x: Array
 
 
-def _extend(fit: _Fit, mask: Array, start: _SubsetFit) -> Iterator[_SubsetFit]:
+def _extend(fit: Fit, mask: Array, start: _SubsetFit) -> Iterator[_SubsetFit]:
     """Yield a rough fit for each correction that affects the runs, added to the subset of `start`."""
     affects = np.abs(fit.slopes(start.x, fit.logs(start.x))).max(axis=0) > MIN_NOISE / 10
     for i in np.flatnonzero(affects):
@@ -203,7 +206,7 @@ def _extend(fit: _Fit, mask: Array, start: _SubsetFit) -> Iterator[_SubsetFit]:
             yield _fit_subset(fit, mask, tuple(sorted((*start.chosen, int(i)))), start.x, MIN_NOISE)
 
 
-def _refine(fit: _Fit, mask: Array, rough: _SubsetFit | tuple[float, tuple[int, ...], Array]) -> _SubsetFit:
+def _refine(fit: Fit, mask: Array, rough: _SubsetFit | tuple[float, tuple[int, ...], Array]) -> _SubsetFit:
     """Fit the same subset again with decreasing noise."""
     _, chosen, x = rough
     for noise in (0.03, 0.003, MIN_NOISE):
@@ -211,7 +214,7 @@ def _refine(fit: _Fit, mask: Array, rough: _SubsetFit | tuple[float, tuple[int, 
     return _fit_subset(fit, mask, chosen, x, MIN_NOISE)
 
 
-def _fit_subset(fit: _Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise: float = 0.03) -> _SubsetFit:
+def _fit_subset(fit: Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise: float = 0.03) -> _SubsetFit:
     """Fit a subset of the corrections, starting from `x`; `noise` is the lowest scatter that the fit may assume."""
     count, size = mask.sum(), len(chosen)
     if size:
@@ -222,7 +225,7 @@ def _fit_subset(fit: _Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise
     return _SubsetFit(float(penalty - log_likelihood), chosen, x)
 
 
-class _Fit:
+class Fit:
     """The runs, and the model that predicts the log of their step times from corrections.
 
     In a vector of corrections, factors are stored as logs.
@@ -303,6 +306,19 @@ class _Fit:
         """Return the squared distance of a vector from the defaults, in units of the prior widths."""
         return float((((x - self.start()) / self.width) ** 2).sum())
 
+    def misfit(self, x: Array, scatter: float) -> float:
+        """Return the cost of a vector for all runs: squared errors in units of the scatter, and the prior."""
+        return self._cost(self.logs(x), x, np.ones(len(self.y)), scatter, max(scatter, 0.1))
+
+    def refit(
+        self, x: Array, scatter: float, free: Indices | None = None, fixed: tuple[int, ...] = (), explore: bool = False
+    ) -> Array:
+        """Return the best vector near `x`, or from all starts; corrections that are not free have their defaults."""
+        chosen = np.ones(len(x), bool) if free is None else np.isin(np.arange(len(x)), free)
+        chosen[list(fixed)] = False
+        begins = [np.where(chosen, begin, self.start()) for begin in (x, *(self.starts()[:3] if explore else ()))]
+        return self.solve(np.ones(len(self.y)), scatter, begins, chosen)
+
     def solve(self, mask: Array, noise: float, begins: Sequence[Array], free: Flags | None = None) -> Array:
         """Return the best vector for the masked runs, from several starting points; only `free` corrections change."""
         free = np.ones(len(self.width), bool) if free is None else free
@@ -354,17 +370,6 @@ class _Fit:
     def _cost(self, logs: Array, x: Array, mask: Array, noise: float, scale: float) -> float:
         rows = mask * (scale / noise) ** 2 * np.log1p(((logs - self.y) / scale) ** 2)
         return float(rows.sum()) + self.prior(x)
-
-    def find_undetermined(self, x: Array, noise: float) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return pairs of corrections with indistinguishable effects on the runs, and corrections without effect."""
-        effect = self.slopes(x, self.logs(x)) * self.width / max(noise, 0.01)
-        size = np.linalg.norm(effect, axis=0)
-        names = [c.name for c in CORRECTIONS]
-        strong_effects = [i for i in range(len(names)) if size[i] >= MIN_EFFECT]
-        cosines = (effect.T @ effect) / np.maximum(np.outer(size, size), 1e-12)
-        pairs = [(i, j) for n, i in enumerate(strong_effects) for j in strong_effects[n + 1 :]]
-        alike_pairs = [(names[i], names[j]) for i, j in pairs if abs(cosines[i, j]) > MAX_COSINE]
-        return alike_pairs, [name for i, name in enumerate(names) if size[i] < MIN_EFFECT]
 
 
 def _without_corrections(job: PlannedJob) -> PlannedJob:

@@ -20,10 +20,11 @@ def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
     ]
     for one in calibrations:
         lines += ["", f"[calibration.{one.gpu}]", f"source = {json.dumps(source)}"]
-        lines += [
-            f"{name} = {value:.4g}  # {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}"
-            for name, value in changed_values(one).items()
-        ]
+        for name, value in changed_values(one).items():
+            group = next((group for group in one.groups if name in group), ())
+            others = ", ".join(other for other in group if other != name)
+            doubt = f"; not told apart from {others}" if others else ""
+            lines.append(f"{name} = {value:.4g}  # {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}{doubt}")
     return "\n".join(lines) + "\n"
 
 
@@ -50,29 +51,26 @@ def summarize(one: Calibration) -> list[str]:
         errors += f", {one.error(one.held_out_times):.1%} on held-out runs"
     lines = [f"{one.gpu}, {count} run{'s' * (count != 1)}: median error {errors}"]
     changes = changed_values(one)
-    lines += [
-        f"{name} {value:.3g}: {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}"
-        for name, value in changes.items()
-    ]
+    grouped = {name for group in one.groups for name in group}
+    lines += [_describe(one, name, value) for name, value in changes.items() if name not in grouped]
+    for group in one.groups:
+        written = ", ".join(f"{name} {changes[name]:.3g}" for name in group if name in changes)
+        choice = f"; one choice that explains them: {written}" if written else ""
+        lines.append(f"these runs cannot tell apart: {', '.join(group)}{choice}")
     if not changes:
         lines.append("no correction: the default constants explain these runs best")
     if count > 1 and one.error(one.held_out_times) >= one.error(one.default_times):
         lines.append("warning: the calibration does not predict held-out runs better than the defaults; add more runs")
-
-    lines += [
-        f"warning: these runs do not distinguish {a} from {b}: the two values are not reliable"
-        for a, b in one.indistinguishable
-        if a in changes or b in changes
-    ]
-    weak_names = [name for name in one.undetermined if name in changes]
-    if weak_names:
-        lines.append(
-            f"warning: these runs are barely sensitive to {', '.join(weak_names)}: the values are not reliable"
-        )
-    undetermined_names = [name for name in one.undetermined if name not in changes]
-    if undetermined_names:
-        lines.append(f"not determined by these runs, left at the default: {', '.join(undetermined_names)}")
+    if one.undetermined:
+        lines.append(f"not determined by these runs, left at the default: {', '.join(one.undetermined)}")
     return lines
+
+
+def _describe(one: Calibration, name: str, value: float) -> str:
+    """Return a sentence on a correction, with its 80 % interval."""
+    interval = one.ranges.get(name)
+    interval_text = f" (80 %: {interval[0]:.3g} to {interval[1]:.3g})" if interval else ""
+    return f"{name} {value:.3g}{interval_text}: {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}"
 
 
 def _explain(name: str, value: float) -> str:

@@ -39,6 +39,8 @@ class Correction:
     kind: Literal["time", "speed", "share", "amount", "level", "bytes"] = "time"
     """time, speed, bytes: a factor; share: a fraction of the default overlap, 0 to 1; amount: an addition, default 0;
     level: a fraction of the memory that a rank may use."""
+    slowest: float = 100.0
+    """Value of a factor beyond which a machine is not plausible; launches and latencies of 25 times were measured."""
 
     @property
     def default(self) -> float:
@@ -52,19 +54,23 @@ class Correction:
 
 
 CORRECTIONS = (
-    Correction("general", "time of all GPU computation", 0.4, ("software",)),
-    Correction("attention", "additional factor on the time of fused attention", 0.4, ("attention",)),
-    Correction("experts", "additional factor on the time of routed experts", 0.4, EXPERTS),
-    Correction("memory", "additional factor on the time of memory-bound kernels", 0.5, MEMORY),
+    Correction("general", "time of all GPU computation", 0.4, ("software",), slowest=4),
+    Correction("attention", "additional factor on the time of fused attention", 0.4, ("attention",), slowest=5),
+    Correction("experts", "additional factor on the time of routed experts", 0.4, EXPERTS, slowest=5),
+    Correction("memory", "additional factor on the time of memory-bound kernels", 0.5, MEMORY, slowest=5),
     Correction("launches", "CPU time of a kernel launch", 1.5, ("kernels", "expert_kernels")),
     Correction("queueing", "exponent of the smooth maximum of CPU launch time and GPU time", 0.5, ("queue",)),
-    Correction("near_bandwidth", "bandwidth within a node", 0.5, tuple(f"{g}_near" for g in GROUPS), "speed"),
-    Correction("far_bandwidth", "bandwidth between nodes", 1.0, tuple(f"{g}_far" for g in GROUPS), "speed"),
+    Correction(
+        "near_bandwidth", "bandwidth within a node", 0.5, tuple(f"{g}_near" for g in GROUPS), "speed", slowest=0.02
+    ),
+    Correction(
+        "far_bandwidth", "bandwidth between nodes", 1.0, tuple(f"{g}_far" for g in GROUPS), "speed", slowest=0.02
+    ),
     Correction("near_latency", "latency within a node", 0.7, ("tp_steps", "cp_steps", "ep_steps", "send_near_s")),
     Correction("far_latency", "latency between nodes", 1.0, FAR_LATENCIES),
     Correction("tp_latency", "additional factor on the latency of tensor parallelism between nodes", 1.0, ("tp_hops",)),
     Correction("fixed", "factor on the constant overhead of a step", 1.0, ("step_s", "tensor_s")),
-    Correction("optimizer", "time of the optimizer's step", 0.7, ("states", "grads", "copies")),
+    Correction("optimizer", "time of the optimizer's step", 0.7, ("states", "grads", "copies"), slowest=20),
     Correction("late_ranks", "delay of a TP group caused by its slowest CPU", 1.0, ("jitter",)),
     Correction(
         "late_senders", "additional delay of a TP group if pipeline stages send between nodes", 0.5, kind="amount"
