@@ -103,7 +103,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     fit = Fit(runs)
     subset = _fit_smallest_subset(fit) if len(runs) <= MAX_SUBSET_RUNS else None
     chosen = subset if subset is not None and subset.noise < SUBSET_TOLERANCE else _fit_all(fit)
-    identified = identifiability.identify(fit, chosen.x, chosen.left_out)
+    identified = identifiability.identify(fit, chosen.x, chosen.left_out, is_fewest=chosen is subset)
     values = {c.name: fit.value(c.name, v) for c, v in zip(CORRECTIONS, identified.x, strict=True)}
     calibrated_times = np.exp(fit.logs(identified.x))
     plausibility.check(values, fit.constants, np.exp(fit.y) / calibrated_times)

@@ -52,12 +52,15 @@ class Identified:
     """Corrections that these runs do not determine; they keep their defaults."""
 
 
-def identify(fit: Fit, x: Array, left_out: Array) -> Identified:
-    """Return what the runs determine, given a fit and the logs of the step times that it predicts for held-out runs."""
+def identify(fit: Fit, x: Array, left_out: Array, is_fewest: bool) -> Identified:
+    """Return what the runs determine, given a fit and the logs of the step times that it predicts for held-out runs.
+
+    `is_fewest`: the fit already has the fewest corrections that explain the runs.
+    """
     if len(fit.y) < MIN_RUNS:
         return _identify_nothing(fit, x)
     scatter = max(MIN_SCATTER, 1.4826 * float(np.median(np.abs(left_out - fit.y))))
-    x = _drop_unneeded(fit, x, scatter)
+    x = x if is_fewest else _drop_unneeded(fit, x, scatter)
     deviation = _deviations(fit, x, scatter)
     best_cost = fit.misfit(fit.refit(x, scatter), scatter)
     alternatives: dict[int, set[int]] = {}
