@@ -253,7 +253,7 @@ class Fit:
         by_row = [calibration.unbounded(job) for job in jobs]
         self.constants = {name: np.array([constants[name] for constants in by_row]) for name in by_row[0]}
         self.y = np.log([run.seconds for run in runs])
-        self.width = np.array([c.width for c in CORRECTIONS])
+        self.width: Array = np.array([c.width for c in CORRECTIONS])
         self.logged = np.array([c.kind in ("time", "speed") for c in CORRECTIONS])
         limits = np.array([c.limits for c in CORRECTIONS])
         logged = self.logged[:, None]
