@@ -115,9 +115,10 @@ class Case:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """The GPUs that get recipes, the smallest memory first."""
+    """The GPUs that get recipes, the smallest memory first: those whose constants are not another GPU's."""
     nodes = hardware.builtin().nodes.values()
-    planned = [node.gpu for node in nodes if node.nvlink_domain > 1 and node.gpu.hbm_gb >= LEAST_GB]
+    own = [node for node in nodes if not node.gpu.calibrated_as and not node.gpu.fitted_as]
+    planned = [node.gpu for node in own if node.nvlink_domain > 1 and node.gpu.hbm_gb >= LEAST_GB]
     return {gpu.name: gpu for gpu in sorted(planned, key=lambda gpu: gpu.hbm_gb)}
 
 

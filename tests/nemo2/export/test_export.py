@@ -109,7 +109,7 @@ def test_list_of_texts_is_one_constant():
 @pytest.mark.parametrize("name", chosen())
 def test_file_is_short_and_mentions_no_source_file(name):
     text = (answers()["folder"] / f"{name}.py").read_text()
-    assert len(text.splitlines()) <= 290
+    assert len(text.splitlines()) <= 300
     assert not re.search(r"\b(recipes|planner|layouts)/[\w/]+\.(py|toml)", text)
     assert not re.search(r'^\s*"decoder",$', text, re.MULTILINE)
 
