@@ -131,3 +131,11 @@ def fitted_pair():
     return Calibration(
         "h100", {"far_bandwidth": 0.7}, ["a"], *times, noise=0.03, groups=[("far_bandwidth", "launches")]
     )
+
+
+def test_three_runs_that_are_all_slower_get_a_correction():
+    jobs_and_factors = zip((RUNS[4], RUNS[6], RUNS[7]), (1.42, 1.49, 1.55), strict=True)
+    runs = [MeasuredRun(str(i), one, seconds(one) * factor) for i, (one, factor) in enumerate(jobs_and_factors)]
+    fitted = calibrate(runs)
+    errors = [np.median(np.abs(np.log(t / fitted.measured))) for t in (fitted.calibrated_times, fitted.default_times)]
+    assert errors[0] < 0.5 * errors[1]

@@ -307,7 +307,7 @@ class Fit:
         return float((((x - self.start()) / self.width) ** 2).sum())
 
     def misfit(self, x: Array, scatter: float) -> float:
-        """Return the cost of a vector for all runs: squared errors in units of the scatter, and the prior."""
+        """Return the objective over all runs: squared errors in units of the scatter, plus the prior's penalty."""
         return self._cost(self.logs(x), x, np.ones(len(self.y)), scatter, max(scatter, 0.1))
 
     def refit(

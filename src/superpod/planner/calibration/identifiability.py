@@ -28,6 +28,11 @@ MIN_SCATTER = 0.01
 """Smallest relative scatter of measured step times: a repeated run seldom agrees more closely."""
 ESTABLISHED = 6.63
 """Increase of the cost without a correction from which it is established: the 99 % quantile of chi-squared (1)."""
+PREDICTIVE = 0.5
+"""Median error of held-out runs, relative to that of the defaults, below which the runs need corrections.
+
+Three runs that are all slower by half cost too little to establish one, because large residuals are weighted down.
+"""
 MIN_RUNS = 3
 """Number of runs from which scatter can be told from causes; fewer establish nothing."""
 Z80 = 1.2816
@@ -59,8 +64,11 @@ def identify(fit: Fit, x: Array, left_out: Array, is_fewest: bool) -> Identified
     """
     if len(fit.y) < MIN_RUNS:
         return _identify_nothing(fit, x)
-    scatter = max(MIN_SCATTER, 1.4826 * float(np.median(np.abs(left_out - fit.y))))
-    x = x if is_fewest else _drop_unneeded(fit, x, scatter)
+    held_out_error = float(np.median(np.abs(left_out - fit.y)))
+    scatter = max(MIN_SCATTER, 1.4826 * held_out_error)
+    if not is_fewest:
+        needs_corrections = held_out_error < PREDICTIVE * _median_error(fit, fit.start())
+        x = _drop_unneeded(fit, x, scatter, max_error=scatter if needs_corrections else np.inf)
     deviation = _deviations(fit, x, scatter)
     best_cost = fit.misfit(fit.refit(x, scatter), scatter)
     alternatives: dict[int, set[int]] = {}
@@ -105,8 +113,15 @@ def _identify_nothing(fit: Fit, x: Array) -> Identified:
     )
 
 
-def _drop_unneeded(fit: Fit, x: Array, scatter: float) -> Array:
-    """Return the fit with the corrections set to their defaults, one after the other, that the runs do not need."""
+def _median_error(fit: Fit, x: Array) -> float:
+    return float(np.median(np.abs(fit.logs(x) - fit.y)))
+
+
+def _drop_unneeded(fit: Fit, x: Array, scatter: float, max_error: float) -> Array:
+    """Return the fit with the corrections set to their defaults, one after the other, that the runs do not need.
+
+    The median error stays below `max_error`.
+    """
     default = fit.start()
     needed = np.flatnonzero(x != default)
     x = fit.refit(x, scatter, free=needed)
@@ -118,7 +133,7 @@ def _drop_unneeded(fit: Fit, x: Array, scatter: float) -> Array:
         for k in order:
             rest = np.delete(needed, k)
             tried = fit.refit(without[k], scatter, free=rest)
-            if fit.misfit(tried, scatter) - cost < ESTABLISHED:
+            if fit.misfit(tried, scatter) - cost < ESTABLISHED and _median_error(fit, tried) < max_error:
                 needed, x = rest, tried
                 break
         else:

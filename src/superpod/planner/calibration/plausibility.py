@@ -14,7 +14,7 @@ from superpod.planner.calibration.corrections import CORRECTIONS, Correction
 Array = NDArray[np.float64]
 TOLERANCE = 1.01
 """Factor by which a value may pass its bound."""
-MAX_MEDIAN_RATIO = 1.25
+MAX_MEDIAN_RATIO = 2.0
 """Median of measured to calibrated step times, or its inverse, above which the corrections explain nothing."""
 HINT = (
     "check the unit (seconds, not ms; tokens/s of one GPU, not of all, not samples/s), gpu, precision, gbs and seq "
