@@ -118,7 +118,7 @@ _CAUSES_BY_FIRST: dict[str, list[tuple[Cause, Pattern]]] = {}
 
 @dataclass(frozen=True)
 class Event:
-    """A line that matches a pattern of a cause, or an unexplained error (`cause` is then ERROR_OF_PROGRAM)."""
+    """A line that matches a pattern of a known cause, or an unexplained error (`cause` is then ERROR_OF_PROGRAM)."""
 
     cause: str
     sure: int

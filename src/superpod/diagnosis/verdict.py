@@ -257,7 +257,7 @@ def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
     has_finished = any(log.finished for log in logs)
     for log in logs:
         for event in log.events:
-            is_late_echo = has_finished and _is_echo(event) and event.cause != "nccl_timeout"
+            is_late_echo = has_finished and _is_secondary_error(event) and event.cause != "nccl_timeout"
             if not (log.is_recovered(event) or is_late_echo or _is_far_mention(event, log)):
                 by_cause.setdefault(_specific_cause(event), []).append(event)
 
@@ -288,10 +288,10 @@ def _first_end_test(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
 
 
 def _has_errors(logs: Sequence[LogEvents]) -> bool:
-    return any(event.is_error and not _is_echo(event) for log in logs for event in log.events)
+    return any(event.is_error and not _is_secondary_error(event) for log in logs for event in log.events)
 
 
-def _is_echo(event: Event) -> bool:
+def _is_secondary_error(event: Event) -> bool:
     return event.cause in CAUSES_BY_NAME and CAUSES_BY_NAME[event.cause].depth <= ECHO
 
 

@@ -203,7 +203,7 @@ def remove_deepep(partial: run.Partial) -> bool:
     return is_removed
 
 
-def _detect_stragglers(partial: run.Partial) -> None:
+def _enable_straggler_detection(partial: run.Partial) -> None:
     import nemo_run as run
     from nvidia_resiliency_ext.ptl_resiliency import StragglerDetectionCallback
 
@@ -283,7 +283,7 @@ OPTIONS = {
         _use_fp16,
         "NeMo 2.7.3 never scales the loss, so gradients below 6e-8 underflow; bf16 keeps them",
     ),
-    "stragglers": Option("nvidia-resiliency-ext reports slow GPUs every 5 minutes", _detect_stragglers),
+    "stragglers": Option("nvidia-resiliency-ext reports slow GPUs every 5 minutes", _enable_straggler_detection),
     "fault_tolerance": Option(
         "nvidia-resiliency-ext terminates ranks that hang, after timeouts that it calculates", _use_fault_tolerance
     ),

@@ -68,7 +68,7 @@ def _changes(job: PlannedJob) -> Iterator[Change]:
     yield Change("gbs", "global batch size", "samples", by_gbs)
     fabric_gb_s = job.fabric.gb_per_s_per_gpu(job.node)
     if job.gpus > job.node.nvlink_domain and fabric_gb_s:
-        by_network = [(fabric_gb_s * f, _scale_network(job, f)) for f in FACTORS]
+        by_network = [(fabric_gb_s * f, _scale_link_bandwidth(job, f)) for f in FACTORS]
         yield Change("far", "network bandwidth between nodes", "GB/s per GPU", by_network)
     nvlink_gb_s = job.node.gpu.nvlink_gb_per_s
     if nvlink_gb_s and job.node.nvlink_domain > 1:
@@ -98,7 +98,7 @@ def _scale(
     return [(one, make_job(one)) for one in scaled]
 
 
-def _scale_network(job: PlannedJob, factor: float) -> PlannedJob:
+def _scale_link_bandwidth(job: PlannedJob, factor: float) -> PlannedJob:
     """Scale the bandwidth of network ports and switches."""
     node = job.node.replace(nic_gbps=job.node.nic_gbps * factor)
     return job.replace(node=node, fabric=job.fabric.replace(gbps=job.fabric.gbps * factor))

@@ -73,7 +73,7 @@ class StepTimeline:
 
 
 def simulate_step(job: PlannedJob) -> StepTimeline:
-    """Simulate the step of a legal job.
+    """Simulate one training step of a job whose layout is legal.
 
     Raises:
         UserError: the number of micro-batches of an interleaved schedule is not a multiple of pp.

@@ -122,7 +122,7 @@ def _inputs(job: PlannedJob) -> JobInputs:
 
 
 def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Flags) -> JobInputs:
-    """Return the input of the rules for many layouts; layers are partitioned evenly unless chunks are given."""
+    """Return the arrays that the rules take for many layouts; layers are partitioned evenly unless chunks are given."""
     import numpy as np
 
     layout_inputs = job.layout.rule_inputs(job.gpus)

@@ -94,5 +94,5 @@ def _not_exported_error(path: Path) -> UserError:
     target = shlex.quote(str(path.with_suffix(".sqlite")))
     return UserError(
         f"{path} is a Nsight Systems report, which only nsys can read",
-        f"nsys export --type sqlite --output {target} {shlex.quote(str(path))}, then recipes profile show {target}",
+        f"run nsys export --type sqlite --output {target} {shlex.quote(str(path))}, then recipes profile show {target}",
     )

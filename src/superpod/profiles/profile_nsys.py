@@ -173,7 +173,7 @@ def _read_gpu(file: _File, number: int) -> tuple[str, int]:
 
 
 def _read_host(file: _File, processes: set[Any], mask: Any, ranges: list[Range]) -> tuple[Host, Any]:
-    """Return long calls and ranges of the host, and when it launched the work items with the ids `mask`."""
+    """Return the host's long API calls and NVTX ranges, and the launch times of the GPU operations in `mask`."""
     calls, times, activities = [], [], []
     for start, end, call, name, thread in file.rows(CALLS, "start", "end", "correlationId", "nameId", "globalTid"):
         if call is None or not _belongs_to(thread, processes) or not file.is_timed(start, end, file.text(name)):

@@ -87,7 +87,7 @@ def summary(run: RunFolder) -> Summary:
         rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
         tokens=None if in_steps.tokens is None else int(in_steps.tokens),
-        tokens_per_s=median_or_none(_rates(steps)),
+        tokens_per_s=median_or_none(_throughputs(steps)),
         tokens_per_s_per_gpu=in_steps.rate,
         planned_tokens_per_s_per_gpu=planned_rate if is_number(planned_rate) else None,
         planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
@@ -221,7 +221,7 @@ def _number(value: float | None, spec: str, unit: str) -> str:
     return "" if value is None else f"{value:{spec}} {unit}".strip()
 
 
-def _rates(steps: Sequence[Step]) -> list[float]:
+def _throughputs(steps: Sequence[Step]) -> list[float]:
     """Tokens/s over all GPUs, for each steady step."""
     tokens_before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
     rates = []

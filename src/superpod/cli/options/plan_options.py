@@ -236,7 +236,7 @@ def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -
 
 
 def _model_shape(name: str) -> ModelShape:
-    """Return the shape of a model, under the alias if `name` is one.
+    """Return the shape of a model; if `name` is an alias, the shape has the alias as its name.
 
     Raises:
         UserError: the model is unknown, or the planner does not support it.

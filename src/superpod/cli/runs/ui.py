@@ -101,7 +101,7 @@ def _print_notes(port: int) -> None:
 
     host = socket.gethostname()
     print(
-        f"Anyone with this address can read the page; it is printed only once. Press Ctrl-C to stop.\n"
+        f"Anyone with this address can read the page; the address is printed only once. Press Ctrl-C to stop.\n"
         f"From another machine, run ssh -N -L {port}:127.0.0.1:{port} {host} and open the address there.",
         file=sys.stderr,
         flush=True,

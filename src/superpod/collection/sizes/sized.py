@@ -123,7 +123,7 @@ def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
 
     notes = _size_notes(recipe, result)
     if job:
-        notes += _better_batch_notes(longer, nodes, job)
+        notes += _batch_size_notes(longer, nodes, job)
     notes += _batch_notes(recipe, result, size)
     return replace(result, notes=tuple(notes))
 
@@ -284,7 +284,7 @@ def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
     ]
 
 
-def _better_batch_notes(recipe: Recipe, nodes: int, job: PlannedJob) -> list[str]:
+def _batch_size_notes(recipe: Recipe, nodes: int, job: PlannedJob) -> list[str]:
     """Return a note that suggests a similar batch size with a much higher throughput.
 
     For example, 512 samples on 33 nodes allow only pipelines with 33 stages.

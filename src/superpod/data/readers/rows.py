@@ -72,7 +72,7 @@ def read(path: Path, columns: Collection[str] = ()) -> Iterator[Row]:
     with _require_unchanged(path):
         if kind in ("parquet", "arrow"):
             if _first_bytes(path).startswith(LFS):
-                raise _pointer_error(path)
+                raise _lfs_pointer_error(path)
             for number, value in enumerate(arrow_tables.read(path, kind, columns), 1):
                 yield Row(number, value, json.dumps(value, default=str, ensure_ascii=False))
             return
@@ -151,13 +151,13 @@ def _check_magic(path: Path) -> None:
     """Reject a file whose first bytes do not match the format of its suffix. Raises UserError."""
     first = _first_bytes(path)
     if first.startswith(LFS):
-        raise _pointer_error(path)
+        raise _lfs_pointer_error(path)
     for magic, problem, hint in _MAGIC:
         if first.startswith(magic):
             raise UserError(f"{paths.shorten(path)} {problem}", hint)
 
 
-def _pointer_error(path: Path) -> UserError:
+def _lfs_pointer_error(path: Path) -> UserError:
     return UserError(f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run git lfs pull, or hf download")
 
 

@@ -25,7 +25,7 @@ _MAX_CHARACTERS = 1 << 23
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Train a tokenizer with `vocab` ids on `pieces`, and write it to the folder `out`."""
+    """Train a tokenizer with a vocabulary of `vocab` tokens on the texts `pieces`, and write it to the folder `out`."""
 
     pieces: tuple[documents.Piece, ...]
     json_key: str

@@ -130,7 +130,7 @@ class Writer:
         return self.replace(path, value, document)
 
     def configuration(self, path: str, value: fdl.Buildable) -> Group:
-        """Return the source tree of a configuration without calling `replace` on it."""
+        """Return the tree of Python source for a configuration, without calling `replace` on itself."""
         kind = KINDS.get(type(value))
         if kind is None:
             raise UserError(f"{path or 'the recipe'} is a {type(value).__name__}, which cannot be written as source")

@@ -85,13 +85,13 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
                 yield problem
                 return
         paths = list(_overridden_fields(r))
-        values = {path: _read(objects, path) for path in paths}
+        values = {path: _read_path(objects, path) for path in paths}
         problem = _catch_error("the recipe", lambda: _connect(r, objects))
         if problem is not None:
             yield problem
             return
         for path in paths:
-            before, after = values[path], _read(objects, path)
+            before, after = values[path], _read_path(objects, path)
             if after != before:
                 message = f"{path} is {_shorten(before)}, but NeMo overwrites it with {_shorten(after)} at startup"
                 source = SOURCES[path.rpartition(".")[0]]
@@ -321,7 +321,7 @@ def _overridden_fields(r: Reader) -> Iterator[str]:
             yield path
 
 
-def _read(objects: Objects, path: str) -> Any:
+def _read_path(objects: Objects, path: str) -> Any:
     section, _, field = path.rpartition(".")
     return getattr(objects.section(section), field, None)
 

@@ -58,7 +58,7 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
         text: content of the file.
         where: name of the file, for messages.
         base: hardware that the tables extend.
-        new_names: whether to refuse names that already exist in `base`.
+        new_names: whether the names must not exist in `base`.
 
     Raises:
         UserError: the message has file, line, table, key and the valid values.

@@ -60,7 +60,7 @@ def _residual(u: MemoryUnits) -> Array:
 
 
 def attention(u: MemoryUnits) -> Kept:
-    """Return the memory of attention: norm, fused QKV, core attention, projection."""
+    """Return the activation memory of an attention block: norm, fused QKV, core attention, projection."""
     m, inside = u.job.model, u.tokens * u.over_tp
     q, kv = m.heads * m.channels, m.groups * m.channels
     norm, recomputed = _norm(u, "attention", "linear_qkv")

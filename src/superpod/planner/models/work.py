@@ -82,7 +82,7 @@ def scan_flops(m: ModelShape) -> float:
 
 def kv_bytes_per_token(m: ModelShape, dtype: str) -> float:
     """Return the bytes of KV cache per token over all attention layers; MLA caches only the latent and rotary key."""
-    return _bytes(dtype) * _cache_width(m) * len(_attention_layers(m))
+    return _bytes(dtype) * _kv_cache_width(m) * len(_attention_layers(m))
 
 
 def kv_cache_bytes(m: ModelShape, seq: int, dtype: str) -> float:
@@ -91,10 +91,10 @@ def kv_cache_bytes(m: ModelShape, seq: int, dtype: str) -> float:
     kinds = [block for blocks in m.blocks for block in blocks]
     states = kinds.count("mamba") * m.mamba_heads * m.mamba_head_dim * m.mamba_state
     states += kinds.count("delta") * m.delta_value_heads * m.delta_key_dim * m.delta_value_dim
-    return _bytes(dtype) * _cache_width(m) * tokens + 4 * states
+    return _bytes(dtype) * _kv_cache_width(m) * tokens + 4 * states
 
 
-def _cache_width(m: ModelShape) -> int:
+def _kv_cache_width(m: ModelShape) -> int:
     return m.kv_lora + m.qk_rope_dim + m.indexer_dim if m.kv_lora else 2 * m.groups * m.channels
 
 

@@ -130,7 +130,7 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise UserError(
             f"{checkpoint} has no tokenizer, or none that this machine can read",
-            "train with --data, or from a Hugging Face folder",
+            "pass --data, or start from a Hugging Face folder",
         )
     return model, chat.prepare(tokenizer, checkpoint)
 
