@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,11 @@ def fill(disk: Path, name: str = "filler") -> None:
     with contextlib.suppress(OSError), open(disk / name, "ab", buffering=0) as file:
         while file.write(b"x" * 4096):
             pass
+
+
+@pytest.fixture(scope="session")
+def nemo() -> None:
+    """Import NeMo without its warnings, or skip the test if it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("nemo.collections.llm", reason="the [nemo] extra is not installed")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import warnings
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -32,14 +31,6 @@ def folder(tmp_path_factory):
         rows = [json.dumps({"question": f"{name} {at}", "answer": f"{name}"}) for at in range(count)]
         (folder / f"{name}.jsonl").write_text("\n".join(rows))
     return folder
-
-
-@pytest.fixture
-def nemo() -> None:
-    """Import NeMo without its warnings, or skip the test if it is not installed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("nemo.collections.llm", reason="the [nemo] extra is not installed")
 
 
 @pytest.fixture
