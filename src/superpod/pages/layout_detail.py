@@ -11,7 +11,7 @@ from superpod.errors import UserError
 from superpod.pages import layout_points, rank_map, sensitivity, step_timeline
 from superpod.pages.page_data import pack_array
 from superpod.pages.step_timeline import StepTimeline
-from superpod.planner import columns, explain, memory, plans, predict
+from superpod.planner import columns, explain, intervals, memory, plans, predict
 from superpod.planner.hardware import GIB
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
@@ -43,7 +43,8 @@ def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
 
 def interval_note(p: Prediction) -> str:
     """Return the note below a step time: its interval, and whether it is extrapolated."""
-    return "; ".join(filter(None, [f"80 % interval {p.step_time.partition(' s ')[2].strip('()')} s", p.extrapolation]))
+    interval = intervals.range_text(p.step_time_s or 0.0, p.step_time_low_s or 0.0, p.step_time_high_s or 0.0)
+    return "; ".join(filter(None, [f"80 % interval {interval} s", p.extrapolation]))
 
 
 def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[str, Any]:

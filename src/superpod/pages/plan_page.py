@@ -9,7 +9,7 @@ import numpy as np
 
 from superpod.pages import figures, layout_detail, layout_points
 from superpod.pages.page import Page, render
-from superpod.planner import explain, memory, plans, predict
+from superpod.planner import explain, intervals, memory, plans, predict
 from superpod.planner.hardware import GIB
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
@@ -152,7 +152,8 @@ def _context(
         cells: dict[str, tuple[str, float | None]] = {}
         if with_precision:
             cells["precision"] = (job.precision, None)
-        cells["step, s"] = (p.step_time.replace(" s ", " "), seconds)
+        step_text = intervals.text(seconds, p.step_time_low_s or 0.0, p.step_time_high_s or 0.0, unit="")
+        cells["step, s"] = (step_text, seconds)
         cells["tokens/s/GPU"] = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:.1f}", rate)
         cells |= {name: (f"{v:.1f}", v) for name, v in (("MFU, %", mfu), ("GiB", gib), ("bubble, %", bubble))}
         degrees = {"TP": x.tp, "PP": x.pp, "VP": x.vp or 1, "CP": x.cp, "EP": x.ep, "mbs": x.mbs}

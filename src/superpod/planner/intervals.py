@@ -100,5 +100,15 @@ def _tables() -> dict[str, Any]:
 
 def text(seconds: float, low: float, high: float, unit: str = " s") -> str:
     """Return a time with its interval, to three digits of the time: `14.4 s (13.1-16.2)`."""
-    digits = max(0, 2 - int(np.floor(np.log10(seconds)))) if seconds > 0 else 0
-    return f"{seconds:.{digits}f}{unit} ({low:.{digits}f}-{high:.{digits}f})"
+    return f"{seconds:.{_digits(seconds)}f}{unit} ({range_text(seconds, low, high)})"
+
+
+def range_text(seconds: float, low: float, high: float) -> str:
+    """Return the interval of a time, with as many digits as `text` gives the time: `13.1-16.2`."""
+    digits = _digits(seconds)
+    return f"{low:.{digits}f}-{high:.{digits}f}"
+
+
+def _digits(seconds: float) -> int:
+    """Return the number of digits after the decimal point that gives a time three digits."""
+    return max(0, 2 - int(np.floor(np.log10(seconds)))) if seconds > 0 else 0
