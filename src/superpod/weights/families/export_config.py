@@ -188,6 +188,7 @@ def _latent_keys(config: Any) -> dict[str, Any]:
 def _gemma_keys(config: Any, kind: str) -> dict[str, Any]:
     if kind == "gemma3_text":
         scale = config.softmax_scale or config.kv_channels**-0.5
-        return {"query_pre_attn_scalar": round(scale**-2, 6)}
+        scalar = round(scale**-2, 6)
+        return {"query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar}  # transformers 5 rejects 256.0
     names = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
     return {name: getattr(config, name) for name in names}
