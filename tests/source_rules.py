@@ -17,6 +17,7 @@ FOLDERS = (
     "collection",
     "data",
     "nemo2",
+    "bridge",
     "weights",
     "requests",
     "profiles",
@@ -29,7 +30,7 @@ FOLDERS = (
 )
 """Folders of the package in import order: each imports only those before it, and `errors`."""
 ALLOWED = {name: {*FOLDERS[: i + 1]} for i, name in enumerate(FOLDERS)}
-KNOWS_NEMO = ("collection/declarations.py", "nemo2/", "weights/", "data/", "rehearsal/")
+KNOWS_NEMO = ("collection/declarations.py", "nemo2/", "bridge/", "weights/", "data/", "rehearsal/")
 NEMO = ("nemo", "megatron", "transformer_engine")
 COPIED_LINES = 6
 CODE = (PACKAGE, "tests", "benchmarks", "scripts")
