@@ -41,6 +41,29 @@ def test_export_writes_the_recipe_with_its_overrides(preloaded_cli, tmp_path):
 
 
 @pytest.mark.nemo
+def test_export_to_bridge_writes_a_file_and_a_batch_script(preloaded_cli, tmp_path):
+    name = "llama31_8b_lora_h100_bf16"
+    done = preloaded_cli("export", name, "--to", "bridge", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}_bridge.py", f"{name}_bridge.sbatch"}
+    assert f"`recipes export {name} --stack bridge`" in " ".join((tmp_path / f"{name}_bridge.py").read_text().split())
+    assert f" {name}_bridge.py\n" in (tmp_path / f"{name}_bridge.sbatch").read_text()
+    assert "AutoBridge.import_ckpt" in done.stdout
+    again = preloaded_cli("export", name, "--to", "bridge", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already exists" in again.stderr
+
+
+@pytest.mark.nemo
+def test_export_to_bridge_refuses_a_model_that_only_nemo_has(preloaded_cli, tmp_path):
+    done = preloaded_cli("export", "mixtral_8x7b_pretrain_h100_bf16", "--to", "bridge", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "does not support MixtralForCausalLM" in done.stderr
+    assert "docs/bridge.md" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nemo
 @pytest.mark.parametrize(
     ("override", "says"),
     [("trainer.max_stepz=7", "no field 'max_stepz'"), ("trainer.strategy=None", "incomplete")],

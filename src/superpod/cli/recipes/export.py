@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,10 +17,18 @@ from superpod.errors import UserError
 from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
+    from superpod.bridge.export import BridgeExport
     from superpod.requests.request import Request
-    from superpod.requests.resolve import ResolvedRun
+    from superpod.requests.resolve import BuiltRun
 
-RESERVED = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
+Stack = Literal["nemo2", "bridge"]
+"""Library that trains the exported recipe."""
+
+BRIDGE: Literal["bridge"] = "bridge"
+
+RESERVED = {"nemo", "transformer_engine", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(
+    sys.stdlib_module_names
+)
 """Modules that the file imports, directly or indirectly. A file with one of these names would shadow the module."""
 
 
@@ -28,24 +36,42 @@ RESERVED = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "rec
 def export(
     name: Name,
     overrides: Overrides = None,
-    to: Annotated[Path, typer.Option("--to", help="Python file to write.")] = ...,  # type: ignore[assignment]
+    to: Annotated[
+        Path,
+        typer.Option("--to", help="Python file to write. `bridge` stands for --stack bridge --to NAME_bridge.py."),
+    ] = ...,  # type: ignore[assignment]
+    stack: Annotated[
+        Stack, typer.Option("--stack", help="Library that trains: nemo2, or bridge for Megatron-Bridge.")
+    ] = "nemo2",
     data: Data = None,
     *,
     size: SizeOptions,
     build: Build = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a recipe to a single Python file that needs only NeMo and NeMo-Run."""
+    """Write a recipe to a single Python file that needs only NeMo and NeMo-Run, or only Megatron-Bridge."""
     from superpod.launch.display.progress_bar import quiet_spinner
 
+    if str(to) == BRIDGE:
+        stack, to = BRIDGE, Path(f"{name}_bridge.py")
+    script = to.with_suffix(".sbatch") if stack == BRIDGE else None
     check_file(to, force=force)
+    if script:
+        output_file.check_new(script, "--to", force=force)
     request = make_request(name, overrides, data, size)
     with quiet_spinner("building and writing the recipe with NeMo (10 to 20 s)"):
-        resolved, text = _render(request, size)
+        resolved = _resolve(request)
+        command = shlex.join(_command(request, size, stack))
+        exported = _export_to_bridge(resolved, command, to) if script else None
+        text = exported.file if exported else _render(resolved, command)
     require_built([resolved], build=build)
     check_file(to, force=force)  # another process may have written the file in the meantime
     output_file.write(to, text, "--to")
     print(f"wrote {to}: {len(text.splitlines())} lines that build the same configuration")
+    if exported and script:
+        output_file.write(script, exported.script, "--to")
+        print(f"wrote {script}: submit it with sbatch, with the account and partition of your cluster")
+        print("\n".join(exported.notes))
     size_options.print_notes(request.mock_data_notes)
 
 
@@ -63,19 +89,44 @@ def check_file(path: Path, *, force: bool = False) -> None:
     output_file.check_new(path, "--to", force=force)
 
 
-def _render(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
-    """Return the resolved run and the text of its Python file."""
-    from superpod.collection.facts import environment
-    from superpod.collection.registry import find
+def _resolve(request: Request) -> BuiltRun:
     from superpod.requests.resolve import resolve
 
-    run = resolve(request)
-    from superpod.nemo2.export import heading, recipe_source  # imports NeMo; `resolve` has checked that it is installed
+    return resolve(request)
 
+
+def _command(request: Request, size: SizeOptions, stack: Stack) -> list[str]:
+    """Return the command that exports the request, without the name of the file."""
     command = ["recipes", "export", request.recipe, *request.overrides]
     for option, value in size.given_options().items():
         command += [option, str(value)]
     if request.data:
         command += ["--data", str(request.data)]
-    top = heading.heading(find(request.recipe), run.partial, shlex.join(command), request.changes())
-    return run, recipe_source.render(run.partial, top, environment.variables(run.job, request.overrides))
+    return [*command, "--stack", stack] if stack != "nemo2" else command
+
+
+def _render(run: BuiltRun, command: str) -> str:
+    """Return the text of the Python file for NeMo."""
+    from superpod.collection.facts import environment
+    from superpod.collection.registry import find
+    from superpod.nemo2.export import heading, recipe_source
+
+    request = run.request
+    top = heading.heading(find(request.recipe), run.partial, command, request.changes())
+    return recipe_source.render(run.partial, top, environment.variables(run.job, request.overrides))
+
+
+def _export_to_bridge(run: BuiltRun, command: str, to: Path) -> BridgeExport:
+    """Return the files for Megatron-Bridge."""
+    from superpod.bridge import export as bridge_export
+    from superpod.collection.facts import environment
+    from superpod.collection.registry import find
+
+    request = run.request
+    return bridge_export.export(
+        run.partial,
+        find(request.recipe),
+        environment={v.name: v.value for v in environment.variables(run.job, request.overrides)},
+        command=command,
+        file=to.name,
+    )
