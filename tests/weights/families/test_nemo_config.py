@@ -223,3 +223,11 @@ def test_a_gemma3_without_a_scale_has_that_of_its_heads():
     assert export_config._gemma_keys(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
         "query_pre_attn_scalar": 256
     }
+
+
+@pytest.mark.parametrize(("scale", "scalar"), [(256**-0.5, 256), (None, 128), (168.5**-0.5, 168.5)])
+def test_gemma3_scalar_is_an_integer_where_it_can_be(scale, scalar):
+    config = SimpleNamespace(softmax_scale=scale, kv_channels=128)
+    keys = export_config._gemma_keys(config, "gemma3_text")
+    assert keys == {"query_pre_attn_scalar": scalar}
+    assert type(keys["query_pre_attn_scalar"]) is type(scalar)
