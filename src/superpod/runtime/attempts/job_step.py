@@ -8,15 +8,15 @@ import subprocess
 import tempfile
 
 END_S = 10.0
-"""Seconds that a step may take to exit after SIGTERM."""
+"""Seconds that srun may take to exit after a SIGTERM."""
 
 
 def run_on_every_node(nodes: int, command: list[str], limit_s: float) -> tuple[dict[int, str], int | None]:
-    """Run `command` once on each of the job's nodes.
+    """Run `command` once on each of the job's `nodes` nodes.
 
     Returns:
-        The last line printed by each node, with the index of the node in the job as the key; and srun's exit code, None
-        if it exceeded `limit_s` seconds.
+        A dictionary from the index of a node in the job to the last line that its task printed; and srun's exit code,
+        None if it ran longer than `limit_s` seconds and was terminated.
 
     Raises:
         OSError: srun is not installed.
@@ -26,15 +26,15 @@ def run_on_every_node(nodes: int, command: list[str], limit_s: float) -> tuple[d
 
     last_lines = {}
     for line in output.splitlines():
-        match = re.fullmatch(r"\s*(\d+): (.*)", line)  # --label prefixes each line with the task's number
+        match = re.fullmatch(r"\s*(\d+): (.*)", line)  # --label prefixes each line with the number of the task
         if match and int(match[1]) < nodes:
             last_lines[int(match[1])] = match[2]
     return last_lines, code
 
 
 def _run(command: list[str], limit_s: float) -> tuple[str, int | None]:
-    """Run a command; return its output and its exit code, None if it exceeded `limit_s`. Raises OSError."""
-    # Not a pipe, which would stay open as long as any descendant of the command runs.
+    """Run a command; return its output and its exit code, None if it ran longer than `limit_s`. Raises OSError."""
+    # A file, not a pipe, which would stay open as long as any descendant of the command runs.
     with tempfile.TemporaryFile("w+") as output:
         srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
         code = None
