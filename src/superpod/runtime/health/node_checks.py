@@ -1,4 +1,4 @@
-"""Run node checks as the first step of a job, and exclude bad nodes from later attempts. Standard library only."""
+"""Run node checks in the first step of a job, and exclude bad nodes from later attempts. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from superpod.common.json_files import read_json, write_json
 from superpod.runtime.runs.run_folder import RunFolder
 
 BAD = "bad_nodes.json"
-"""File of a run with the nodes that failed a check: `{node: {"t": Unix time, "why": reason}}`."""
+"""File in the run folder with the nodes that failed a check: `{node: {"t": Unix time, "why": reason}}`."""
 
 LIMIT_S = 300
 """Timeout of the checks in seconds."""
 
 
 def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Run the checks; return the bad nodes with reasons, including nodes that print nothing within LIMIT_S."""
+    """Run `checks` with `script` on all nodes of the job; return node -> reason for each bad node.
+
+    A node that prints nothing within LIMIT_S seconds is bad. If all nodes print nothing, none is.
+    """
     srun = ["srun", "--overlap", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--label", "--kill-on-bad-exit=0"]
     try:
         process = subprocess.run(
@@ -44,14 +47,14 @@ def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Ma
 
 
 def _decode(output: bytes | str | None) -> str:
-    """Decode the output of TimeoutExpired, which is bytes even in text mode (CPython issue 87597)."""
+    """Decode the output in a TimeoutExpired, which is bytes even in text mode (CPython issue 87597)."""
     if isinstance(output, bytes):
         return output.decode(errors="replace")
     return output or ""
 
 
 def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
-    """Record bad nodes, and exclude them from the queued `jobs` of the run."""
+    """Record the bad nodes (node -> reason) in the run folder, and exclude them from its pending `jobs`."""
     known_nodes = read_json(run.path / BAD) or {}
     write_json(run.path / BAD, known_nodes | {node: {"t": time.time(), "why": why} for node, why in bad.items()})
     nodes = ",".join(excluded_nodes(run))
@@ -60,9 +63,9 @@ def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
 
 
 def excluded_nodes(run: RunFolder) -> list[str]:
-    """Return the nodes to exclude from later attempts: those in the run's script, and the bad ones.
+    """Return the nodes for the `--exclude` option of later jobs: those in the run's script, and the bad nodes.
 
-    Empty if there are no bad nodes, since `--exclude` would replace the list in the script.
+    Empty if there are no bad nodes, since the list in the script is then sufficient.
     """
     bad = sorted(read_json(run.path / BAD) or {})
     return [*_excluded_in_script(run), *bad] if bad else []
