@@ -250,7 +250,7 @@ def test_missing_model_is_refused_without_network(tmp_path):
         finetune.model_folder(str(tmp_path / "file"))
     with pytest.raises(UserError) as refused:
         finetune.model_folder("nobody/nothing")
-    assert refused.value.hint == "hf download nobody/nothing"
+    assert refused.value.hint == "run `hf download nobody/nothing`"
 
 
 def test_gemma2_refuses_packed_samples():
