@@ -41,6 +41,7 @@ from superpod.runtime.checkpoints import resume, shared_reading
 from superpod.runtime.health import node_checks
 from superpod.runtime.heartbeat import heartbeat, stall
 from superpod.runtime.processes.attempt_processes import MARK
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.processes.stray_processes import ENDED, StrayProcesses
 from superpod.runtime.rank import capture, stacks
 from superpod.runtime.runs import owner, run_state
@@ -138,10 +139,8 @@ class SlurmJob:
         """Return the path of the run in the folder `runs` that this job started before Slurm requeued it; '' if none.
 
         The path is stored in the job name (`rename_after_run`), since the job id is not unique: another cluster that
-        shares the file system, or a new Slurm database, may use the same ids.
-
-        Raises:
-            UserError: the controller does not respond. Without this error, a new run would start at step 1.
+        shares the file system, or a new Slurm database, may use the same ids. Raises UserError if the controller does
+        not respond, since a new run would then start at step 1.
         """
         if not self.restarts:
             return ""
@@ -161,15 +160,10 @@ class SlurmJob:
     def rename_after_run(self, run: RunFolder) -> None:
         """Set the name of this Slurm job to RECIPE.RUN_ID, like `recipes submit`."""
         name = f"{run.path.parent.name}.{run.path.name}"
-        try:
-            command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
-            is_renamed = subprocess.run(command, capture_output=True, timeout=job_end.TIMEOUT_S).returncode == 0
-        except (OSError, subprocess.TimeoutExpired):
-            is_renamed = False
-        if is_renamed:
-            os.environ["SLURM_JOB_NAME"] = name
-        else:
+        if output_of(["scontrol", "update", f"JobId={self.id}", f"JobName={name}"], job_end.TIMEOUT_S) is None:
             _log(f"job {self.id} could not be renamed after {run.path}: if Slurm requeues it, it will start a new run")
+        else:
+            os.environ["SLURM_JOB_NAME"] = name
 
     def deadline(self) -> float:
         """Return the Unix time at which the time limit of the job expires; 0 = no limit."""
@@ -180,8 +174,7 @@ class SlurmJob:
     def free_port(self) -> int:
         """Return a free TCP port on this node, below Linux's ephemeral ports (32768 and up).
 
-        Raises:
-            UserError: none of the 2000 ports that were tried is free.
+        Raises UserError if none of the 2000 ports that were tried is free.
         """
         for step in range(2000):
             port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # the searches of two jobs begin far apart
@@ -194,8 +187,7 @@ class SlurmJob:
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
     """Open the run of this job: the one in SUPERPOD_RUN_DIR, the one that it started before a requeue, or a new one.
 
-    Raises:
-        UserError: the run does not exist, another user could have written into it, or Slurm does not respond.
+    Raises UserError if the run does not exist, another user could have written into it, or Slurm does not respond.
     """
     path = os.environ.get("SUPERPOD_RUN_DIR") or job.run_before_requeue(Path(options.runs))
     if path:
@@ -236,8 +228,8 @@ class _RunningAttempt:
     def execute(self, command: list[str]) -> int:
         """Prepare the attempt, run the ranks with `command`, and record the end; return the exit code of the job.
 
-        Raises:
-            UserError: the ranks were not started: a stray process, the data, the model or the checkpoints prevent it.
+        Raises UserError if the ranks are not started because of stray processes, the data, the model or the
+        checkpoints.
         """
         try:
             for number in STOP_SIGNALS:
@@ -275,7 +267,7 @@ class _RunningAttempt:
         if not self.options.checks:
             return ""
         script = Path(job_code.path_for_nodes("slurm/checks/node.sh"))
-        bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
+        bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes)
         if not bad:
             return ""
         node_checks.exclude_nodes(self.run, bad, next_attempt.pending_jobs())
@@ -403,8 +395,7 @@ class _RunningAttempt:
             self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
             _log(refusal)
         is_preempted = "SIGTERM" in self.signals and slurm_state == "RUNNING" and state is State.REQUEUED
-        requeue = ["scontrol", "requeue", self.job.id]
-        if is_preempted and subprocess.run(requeue, capture_output=True).returncode == 0:
+        if is_preempted and output_of(["scontrol", "requeue", self.job.id], job_end.TIMEOUT_S) is not None:
             time.sleep(600)  # Slurm ends this process within the rest of the grace time
         return 0 if state is State.REQUEUED else 1
 
@@ -458,8 +449,7 @@ class _RunningAttempt:
 def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
     """Wait while the disk is full; return None once there is space, or the shortage that remains after the wait.
 
-    Raises:
-        _SignalledError: a stop signal arrived during the wait.
+    Raises _SignalledError if a stop signal arrived during the wait.
     """
 
     def interrupt(number: int, frame: object) -> None:

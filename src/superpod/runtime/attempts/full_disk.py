@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from superpod.common.json_files import is_full, is_number
 from superpod.common.units import duration, size
 from superpod.runtime.attempts import next_attempt
 from superpod.runtime.checkpoints.checkpoint_folder import MARK
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.runs.run_folder import RunFolder
 
 MIN_BYTES = 16 << 20
@@ -83,10 +83,7 @@ def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> st
     """Return the reason why this node cannot save a checkpoint now; '' if it can.
 
     Writes and removes test files. A file system that is not writable (read-only after an error, server down) counts as
-    full, since it may be repaired while the job waits.
-
-    Raises:
-        FileNotFoundError: the run folder no longer exists.
+    full, since it may be repaired while the job waits. Raises FileNotFoundError if the run folder no longer exists.
     """
     try:
         problem = missing_space(run)
@@ -157,20 +154,9 @@ def wait_for_space(
 ) -> Shortage | None:
     """Wait for disk space; if there is too little after `held_s` seconds, defer the run's next jobs.
 
-    Call it before an attempt is opened, since an attempt on a full disk would count as failed.
-
-    Args:
-        run: the run.
-        log: called with a message before each pause.
-        held_s: maximum wait, seconds.
-        self_submit: whether to submit a deferred job if the run has none in the queue.
-        clock: replaced by tests.
-
-    Returns:
-        None as soon as there is space, or the shortage that remains.
-
-    Raises:
-        OSError: the run folder no longer exists.
+    Call it before an attempt is opened, since an attempt on a full disk would count as failed. `log` is called with a
+    message before each pause. With `self_submit`, a deferred job is submitted if the run has none in the queue. Returns
+    None as soon as there is space, or the shortage that remains. Raises OSError if the run folder no longer exists.
     """
     if not space_problem(run):
         return None
@@ -205,7 +191,9 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
     end_time = next((end for end in ends if is_number(end)), None)
     seconds = min(max(now - end_time, min_s), max_s) if is_number(end_time) else min_s
     jobs, error = next_attempt.pending_jobs(), ""
-    is_deferred = any([_defer_job(job, seconds) for job in jobs])
+    start = f"StartTime=now+{int(seconds)}"
+    outputs = [output_of(["scontrol", "update", f"JobId={job}", start], timeout_s=30) for job in jobs]
+    is_deferred = any(output is not None for output in outputs)
     if not jobs and self_submit:
         error = next_attempt.submit(run, f"--begin=now+{int(seconds)}")
         is_deferred = not error
@@ -213,11 +201,3 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
         return Shortage(f"{problem}: the next job checks again in {duration(seconds)}", seconds)
     reasons = "; ".join(filter(None, [problem, error]))
     return Shortage(f"{reasons}; no further job is queued: free up space, then run `recipes top-up {run.path}`", 0.0)
-
-
-def _defer_job(job: str, seconds: float) -> bool:
-    """Set the earliest start of a job to `seconds` from now; return whether Slurm accepted it."""
-    command = ["scontrol", "update", f"JobId={job}", f"StartTime=now+{int(seconds)}"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
-    return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from superpod.diagnosis import job_end
 from superpod.runtime.attempts import attempt_end, diagnose, progress
 from superpod.runtime.checkpoints.checkpoint_folder import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.runtime.heartbeat import heartbeat_pages
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, StoppedBy
 
@@ -52,11 +52,8 @@ def reason_to_skip(
 ) -> str | None:
     """Return the reason why this job has nothing to do (the run is done, stopped or cancelled); None = it must run.
 
-    Args:
-        run: the run.
-        end_of: called with a job id; returns the job's final state in Slurm.
-        own_job: the id of this job.
-        has_pending_export: whether a trained run must still be exported, so that it is not done.
+    `end_of` returns the final Slurm state of a job id; `own_job` is the id of this job. With `has_pending_export`, a
+    trained run is not done, since it must still be exported.
     """
     files = run.state_files()
     if files.is_done and not has_pending_export:
@@ -170,8 +167,7 @@ def cancel_chain(run: RunFolder, job: str) -> None:
     """Cancel the pending jobs of a finished run, except `job`. If that fails, they start, find it done and exit."""
     jobs = [other for other in chained_jobs(run) if other != job]
     if jobs:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
+        output_of(["scancel", "--state=PENDING", *jobs], timeout_s=30)
 
 
 def chained_jobs(run: RunFolder) -> list[str]:

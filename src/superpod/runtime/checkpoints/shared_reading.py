@@ -127,9 +127,9 @@ class SharedReader:
         finally:
             file.unlink(missing_ok=True)
         found = {
-            node: [Problem(*row) for row in json.loads(line)]
-            for node, line in lines.items()
-            if re.fullmatch(r"\[.*\]", line)
+            node: [Problem(*row) for row in json.loads(printed[-1])]
+            for node, printed in lines.items()
+            if re.fullmatch(r"\[.*\]", printed[-1])
         }
         if found or code in (0, None):  # an srun that fails immediately has not created a step
             self.steps += 1

@@ -136,11 +136,6 @@ def ib_write(hca: str, port: int, mib: int, partner: str = "") -> float:
         time.sleep(0.2)  # the server is not listening yet
 
 
-def enable_nccl_log(folder: str) -> None:
-    """Make NCCL write its log, with the network that it uses, to `folder`."""
-    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=folder + "/nccl.%p")
-
-
 def used_network(folder: str) -> str:
     """Return the network in the NCCL log in `folder`, such as ` over IB` or ` over Socket`; "" if there is no log."""
     for name in glob.glob(folder + "/nccl.*"):
@@ -160,7 +155,7 @@ def all_reduce(backend: str, rank: int, size: int, data_bytes: int, store=None) 
     if backend == "nccl":
         torch.cuda.set_device(device)
     with tempfile.TemporaryDirectory() as folder:
-        enable_nccl_log(folder)
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=folder + "/nccl.%p")
         dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=300))
         data = torch.ones(data_bytes // 4, device=device)
         seconds = min(_time_all_reduce(data, backend) for _ in range(ROUNDS))

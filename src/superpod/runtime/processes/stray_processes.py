@@ -66,8 +66,7 @@ class StrayProcesses:
     def take_over_run(self) -> Iterator[None]:
         """Hold the lock of the run, after waiting up to LOCK_S seconds for an earlier attempt, whose ranks may save.
 
-        Raises:
-            UserError: the launcher of the earlier attempt has not exited.
+        Raises UserError if the launcher of the earlier attempt has not exited.
         """
         with contextlib.ExitStack() as stack:
             while True:
@@ -123,7 +122,8 @@ class StrayProcesses:
             lines, code = job_step.run_on_every_node(nodes, command, STEP_S)
         except OSError:
             return {}
-        answers = {node: json.loads(line) for node, line in lines.items() if re.fullmatch(r"\[.*\]", line)}
+        last_lines = {node: printed[-1] for node, printed in lines.items()}
+        answers = {node: json.loads(line) for node, line in last_lines.items() if re.fullmatch(r"\[.*\]", line)}
         if answers or code in (0, None):  # an srun that fails immediately has not created a step
             self.steps += 1
         return answers

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+
+from superpod.runtime.processes.command import output_of
 
 BINDING_VARIABLE = "SUPERPOD_CPU_BIND"
 """Environment variable: `gpu` to bind ranks to the CPUs of their GPUs; any other value keeps srun's binding."""
@@ -47,10 +48,7 @@ def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
 
 def _find_gpu(environ: Mapping[str, str]) -> str:
     """Return the PCI address of this rank's GPU in the format of sysfs (0000:1b:00.0); '' if there is none."""
-    try:
-        output = subprocess.run(_GPU_QUERY, capture_output=True, text=True, timeout=60).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    output = output_of([*_GPU_QUERY], timeout_s=60) or ""
     gpus = [[part.strip() for part in line.split(",")] for line in output.splitlines() if line.count(",") == 2]
     visible_devices = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     # CUDA accepts indices and prefixes of UUIDs.
