@@ -87,13 +87,10 @@ def plan_conversion(
 
 
 def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: Path | None) -> str:
-    """Return the Hugging Face folder of an adapter's base model. Raises UserError if it is unknown.
+    """Return the Hugging Face folder of the base model of the adapter `name`. Raises UserError if it is unknown.
 
-    Args:
-        name: name of the checkpoint.
-        task: the fine-tuning task that trained the adapter; {} if no fine-tuning run did.
-        given: the value of --like.
-        like: the same folder, or the copy of its files in the fine-tuning run.
+    `task` is the fine-tuning task that trained the adapter, {} if there was none; `given` is the value of --like, and
+    `like` the same folder or the copy of its files in the fine-tuning run.
     """
     if task and not task.get("start"):
         return task["model"]

@@ -15,15 +15,10 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 
 def find(runs: Path, name: str, resume: str) -> RunFolder:
-    """Return the run that `--resume` specifies, and restore its environment variables.
+    """Return the run of the recipe `name` that `--resume` specifies, and restore its environment variables.
 
-    Args:
-        runs: folder for runs, which is searched for `last`.
-        name: name of the recipe.
-        resume: a run folder, or `last`.
-
-    Raises:
-        UserError: the run does not exist, or is of another recipe or user.
+    `resume` is a run folder, or `last` for the newest run in `runs`. Raises UserError if the run does not exist, or is
+    of another recipe or user.
     """
     if not resume:
         raise UserError("--resume needs a run", "pass a run folder, or `last`")
@@ -43,18 +38,10 @@ def find(runs: Path, name: str, resume: str) -> RunFolder:
 def open_pretraining(
     runs: Path, name: str, resume: str, overrides: Sequence[str], data: Path | None, size_options: Mapping[str, object]
 ) -> tuple[RunFolder, Request]:
-    """Return the run that `recipes run --resume` specifies, and its request with the changes of the command line.
+    """Return the run that `recipes run --resume` specifies (like `find`), and its request with the changes.
 
-    Args:
-        runs: folder for runs, which is searched for `last`.
-        name: name of the recipe.
-        resume: a run folder, or `last`.
-        overrides: the overrides of the command line.
-        data: the data folder of the command line; None = that of the run.
-        size_options: option -> value of the options for the size, which are refused.
-
-    Raises:
-        UserError: the run does not exist, is in use or done, or cannot be resumed with one of the changes.
+    The changes are `overrides`, and `data` unless it is None. `size_options` (option -> value) are refused. Raises
+    UserError if the run does not exist, is in use or done, or cannot be resumed with one of the changes.
     """
     folder = find(runs, name, resume)
     with folder.lock():

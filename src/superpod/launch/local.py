@@ -73,10 +73,8 @@ class LocalRun:
 def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]] | None = None) -> LocalRun:
     """Resolve a request for this machine: for its GPUs or, if it has none, as a rehearsal on CPUs.
 
-    `change` modifies the configuration after the machine is checked, and returns entries of run.json.
-
-    Raises:
-        UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
+    `change` modifies the configuration after the machine is checked, and returns entries of run.json. Raises UserError
+    for an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
     proof_level.require_trainable(registry.find(request.recipe))
     require_versions({}, on_gpu=False)
@@ -166,8 +164,7 @@ class AttemptEnd:
 def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
     """Select the checkpoint from which the next attempt resumes. The caller holds the run's lock.
 
-    Raises:
-        UserError: no checkpoint is intact, or the selected one cannot be loaded with the layout of the run.
+    Raises UserError if no checkpoint is intact, or the selected one cannot be loaded with the layout of the run.
     """
     decision = resume.decide(folder)
     if decision.checkpoint:
@@ -255,8 +252,7 @@ def rank_environment(cpu_ranks: int) -> dict[str, str]:
 def _run_environment(local: LocalRun) -> dict[str, str]:
     """Return the environment variables that a run needs on GPUs. Variables of this shell take precedence.
 
-    Raises:
-        UserError: a variable of this shell would make the run fail when it starts.
+    Raises UserError if a variable of this shell would make the run fail when it starts.
     """
     if local.changes:  # a rehearsal
         return {}

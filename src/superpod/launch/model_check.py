@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console | None = None) -> None:
     """Build the models of all `runs` of a command; print notes on memory and skipped checks.
 
-    `build` is False with `--no-build`. `console` is for progress and notes; None = stderr.
-
-    Raises:
-        UserError: a model cannot be built; the message has the error of Megatron, Transformer Engine or NeMo.
+    `build` is False with `--no-build`. `console` is for progress and notes; None = stderr. Raises UserError if a model
+    cannot be built; the message has the error of Megatron, Transformer Engine or NeMo.
     """
     from superpod.launch.display.progress_bar import spinner, stderr_console
     from superpod.rehearsal import validation

@@ -35,8 +35,7 @@ _print = functools.partial(print, flush=True)
 def import_model(run: RunFolder) -> None:
     """Import the model of a run, unless it is imported. If another run is importing it, wait.
 
-    Raises:
-        UserError: the model has changed since the submission, or cannot be imported.
+    Raises UserError if the model has changed since the submission, or cannot be imported.
     """
     task, base = finetune.Task.from_run(run), Path(str(run.facts[BASE]))
     model = Path(task.model)
@@ -57,8 +56,7 @@ def import_model(run: RunFolder) -> None:
 def export(run: RunFolder) -> None:
     """Export a trained run to a Hugging Face folder, export its adapter, and evaluate the exported model.
 
-    Raises:
-        UserError: the export fails, or the exported model does not have the validation loss of the trained model.
+    Raises UserError if the export fails, or the exported model does not have the validation loss of the trained model.
     """
     target = run.path / str(run.facts[pending_export.EXPORTS_TO])
     export_facts = finetune.export(run, target)

@@ -18,13 +18,9 @@ PATH = "resume.restore_config"
 def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
     """Return the checkpoint that `--from` specifies: `path` itself, or the best or latest checkpoint of a run.
 
-    Args:
-        path: a checkpoint, a run folder, a folder of checkpoints, or RUN/last.
-        shape: the shape of the model in the recipe.
-        rows: minimum number of rows of the embedding (the vocabulary size); 0 = unknown.
-
-    Raises:
-        UserError: no checkpoint is intact, or it contains an adapter or a different model.
+    `path` is a checkpoint, a run folder, a folder of checkpoints, or RUN/last; `rows` is the minimum number of rows of
+    the embedding (the vocabulary size), 0 = unknown. Raises UserError if no checkpoint is intact, or it contains an
+    adapter or a model of another shape.
     """
     from superpod.reports.runs import checkpoint_list
 

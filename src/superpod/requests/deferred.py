@@ -107,8 +107,7 @@ def is_deferred(data: Path | None) -> bool:
 def with_deferred_data(request: Request, data: Path) -> Request:
     """Return a request, which was checked without data, with the data folder `data`, which does not exist yet.
 
-    Raises:
-        UserError: the recipe is from a user collection, whose Python files are not copied to the job.
+    Raises UserError if the recipe is from a user collection, whose Python files are not copied to the job.
     """
     if is_user_recipe(request.sized_recipe()):
         raise UserError(
@@ -141,8 +140,7 @@ def without_deferred_data(request: Request) -> Request:
 def plan_run(request: Request) -> ResolvedRun:
     """Resolve a request with the planner alone, without NeMo.
 
-    Raises:
-        UserError: an illegal layout, or a recipe or override whose effect depends on NeMo.
+    Raises UserError for an illegal layout, and for a recipe or an override whose effect depends on NeMo.
     """
     from superpod.nemo2 import validation as rules
     from superpod.planner import legality, plans
@@ -194,8 +192,7 @@ def _needs_nemo_error(subject: str) -> UserError:
 def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return path -> value of the overrides that affect the plan; later overrides take precedence.
 
-    Raises:
-        UserError: the effect of an override depends on NeMo.
+    Raises UserError if the effect of an override depends on NeMo.
     """
     values: dict[str, Any] = {}
     for text in overrides:

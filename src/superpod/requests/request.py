@@ -113,8 +113,7 @@ class Request:
     def sized_recipe(self) -> Recipe:
         """Return the recipe with the requested size, sequence length, batch size and layout, without NeMo.
 
-        Raises:
-            UserError: there is no such recipe, or it cannot be trained on this number of nodes.
+        Raises UserError if there is no such recipe, or it cannot be trained on this number of nodes.
         """
         from superpod.collection.sizes import sized
 
@@ -219,10 +218,8 @@ class Request:
     def check(self, *, any_subject: bool = False) -> None:
         """Check the request as far as possible before NeMo is imported.
 
-        With `any_subject`, Python files and NeMo's own recipes are accepted too (requests/subject.py).
-
-        Raises:
-            UserError: an unknown recipe or size, an invalid override or value, a secret, or an incomplete data folder.
+        With `any_subject`, Python files and NeMo's own recipes are accepted too (requests/subject.py). Raises UserError
+        for an unknown recipe or size, an invalid override, a secret, or an incomplete data folder.
         """
         from superpod.data.folder import DataFolder
         from superpod.nemo2 import validation as rules

@@ -89,10 +89,8 @@ class BuiltRun(ResolvedRun):
 def resolve(request: Request, statistics: dict[str, Any] | None = None) -> BuiltRun:
     """Build the recipe of a request and determine all values of the run.
 
-    `statistics` are those of the data, if they are already computed.
-
-    Raises:
-        UserError: an unknown recipe, an invalid override, an illegal layout, or NeMo is not installed.
+    `statistics` are those of the data, if they are already computed. Raises UserError for an unknown recipe, an invalid
+    override or an illegal layout, and if NeMo is not installed.
     """
     partial, data_facts = build_configuration(request, statistics)
 
@@ -124,8 +122,7 @@ def resolve(request: Request, statistics: dict[str, Any] | None = None) -> Built
 def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
     """Return the planner's job for the built configuration of a request. The model of a recipe is the declared one.
 
-    Raises:
-        UserError: the planner does not know the model, or its sizes are inconsistent.
+    Raises UserError if the planner does not know the model, or its sizes are inconsistent.
     """
     from superpod.collection.registry import find
     from superpod.nemo2.validation import configured_job
@@ -155,10 +152,8 @@ def build_configuration(
 ) -> tuple[run.Partial, dict[str, Any]]:
     """Build the recipe and apply the size, data and overrides of a request, in this order.
 
-    Returns the configuration and the statistics of the data, which are `statistics` if given.
-
-    Raises:
-        UserError: an unknown recipe, an override of an unknown field, or NeMo is not installed.
+    Returns the configuration and the statistics of the data, which are `statistics` if given. Raises UserError for an
+    unknown recipe or field, and if NeMo is not installed.
     """
     from superpod.requests import subject
 

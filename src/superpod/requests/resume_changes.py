@@ -102,8 +102,7 @@ class Change:
 def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     """Return the fields that overrides change in a resumed run. Overrides that repeat the run's values are omitted.
 
-    Raises:
-        UserError: a field cannot change; the message has all such fields with the reasons.
+    Raises UserError if a field cannot change; the message has all such fields with the reasons.
     """
     old_values = _current_values(run)
     new_values = _split_pairs(overrides, "=")

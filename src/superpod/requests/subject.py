@@ -44,8 +44,7 @@ def subject_kind(name: str) -> Literal["recipe", "file", "nemo"]:
 def check(request: Request) -> None:
     """Check the subject of a request before NeMo is imported. Does not execute a user's file.
 
-    Raises:
-        UserError: an unknown recipe, size or file, or a file that is not valid Python or has no `recipe()`.
+    Raises UserError for an unknown recipe or size, and for a file that is missing, invalid, or has no `recipe()`.
     """
     name, num_nodes = request.recipe, request.num_nodes
     if subject_kind(name) != "recipe" and (request.layout or request.best_layout):
@@ -68,8 +67,7 @@ def check(request: Request) -> None:
 def build(request: Request) -> run.Partial:
     """Build the configuration of a request, without overrides. Executes a user's file in this process.
 
-    Raises:
-        UserError: an unknown recipe or size, NeMo is not installed, or a file raises an error or returns no recipe.
+    Raises UserError for an unknown recipe or size, if NeMo is missing, or if a file fails or returns no recipe.
     """
     name = request.recipe
     if subject_kind(name) == "recipe":

@@ -27,14 +27,9 @@ SAMPLES = ".samples"
 def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
     """Resolve the run of a fine-tuning job: the recipe with the packed data and the checkpoint to import.
 
-    Args:
-        request: the recipe and its changes.
-        task: the model and its data, in folders shared by all nodes.
-        runs: the folder for runs on the cluster, which is also mounted on this machine.
-        note: called with each line to print.
-
-    Raises:
-        UserError: the model does not match the recipe, or the samples are unsuitable. The packed samples are removed.
+    The folders of `task`, and the folder for runs `runs`, are shared by all nodes and this machine. `note` is called
+    with each line to print. Raises UserError, and removes the packed samples, if the model does not match the recipe or
+    the samples are unsuitable.
     """
     from superpod.nemo2.export import flatten
     from superpod.rehearsal import install

@@ -116,16 +116,10 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
 
 
 def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DEFAULT_ANSWERS) -> Evaluation:
-    """Measure the loss of an exported folder on the run's validation data with transformers, in a separate process.
+    """Measure the loss of the exported folder `target` on a run's validation data with transformers.
 
-    Args:
-        run: a fine-tuning run, whose folder contains the packed data.
-        target: the exported Hugging Face folder.
-        nemo: validation loss of the exported checkpoint in NeMo, in nats; None = unknown.
-        answers: number of prompts to answer.
-
-    Raises:
-        SubprocessFailed: transformers could not load or run the model; the message has the last line of the log.
+    `nemo` is the validation loss of the checkpoint in NeMo in nats, None = unknown; `answers` is the number of prompts
+    to answer. Raises SubprocessFailed, with the last line of the log, if transformers cannot load or run the model.
     """
     from superpod.launch.finetuning import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
@@ -158,14 +152,10 @@ def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
 def write_artifacts(
     run: RunFolder, target: Path, export: dict[str, Any], log: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
-    """Export the adapter of a run, if it has one, and evaluate its exported folder; return the evaluation.
+    """Export the adapter of a run, if it has one, and evaluate its exported folder `target`; return the evaluation.
 
-    Args:
-        run: the trained run.
-        target: the exported folder.
-        export: the result of `finetune.export`.
-        log: called with each line to print.
-        evaluation: whether to evaluate; if False, the result is None.
+    `export` is the result of `finetune.export`; `log` is called with each line to print. The result is None if
+    `evaluation` is False.
     """
     if is_adapter(run):
         for line in export_adapter(run, target):

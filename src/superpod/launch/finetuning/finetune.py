@@ -97,15 +97,9 @@ class Task:
 def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DECLARED, prepared: bool = False) -> None:
     """Check a fine-tuning request as far as possible without NeMo.
 
-    Args:
-        name: name of the recipe.
-        task: the model and the data.
-        overrides: overrides of the recipe.
-        size: size of the run, whose layout determines whether samples are split over ranks.
-        prepared: whether the run has its packed data, so that the samples need no check.
-
-    Raises:
-        UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
+    `name` is the recipe; the layout of `size` determines whether samples are split over ranks. With `prepared`, the run
+    has its packed data, so that the samples are not checked. Raises UserError if the recipe is not for fine-tuning, the
+    model is missing, or a line of data is not a sample.
     """
     from superpod.weights.transfer import conversion
 
@@ -312,8 +306,7 @@ def is_packed(run: RunFolder) -> bool:
 def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
     """Write packed.json and the .npy files to `out`, unless they exist; return the counts of samples and sequences.
 
-    Raises:
-        UserError: a sample is too long and `task.long` is "refuse", or there are too few samples.
+    Raises UserError if a sample is too long and `task.long` is "refuse", or there are too few samples.
     """
     from superpod.data.samples import chat
 

@@ -46,17 +46,10 @@ class Outcome:
 
 
 def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], out: Path | None) -> RunFolder:
-    """Return the run that `--resume` specifies, after checking that it can be trained further or exported.
+    """Return the run that `--resume` specifies (like `earlier_run.find`) if it can be trained further or exported.
 
-    Args:
-        runs: folder for runs, which is searched for `last`.
-        name: name of the recipe.
-        resume: a run folder, or `last`.
-        changes: the overrides of the command line.
-        out: the folder to export to; None = that of the run.
-
-    Raises:
-        UserError: the run is in use or done, has no intact checkpoint, or does not permit one of the changes.
+    `changes` are the overrides of the command line; `out` is the folder to export to, None = that of the run. Raises
+    UserError if the run is in use or done, has no intact checkpoint, or does not permit one of the changes.
     """
     from superpod.launch import earlier_run
     from superpod.launch.finetuning import finetune as tuning
@@ -90,8 +83,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
 def with_start(task: Task, recipe: str, start: Path | None) -> Task:
     """Return the task with the NeMo checkpoint that `start` (`--from`) specifies; unchanged if `start` is None.
 
-    Raises:
-        UserError: no checkpoint is intact, or it is of a different model.
+    Raises UserError if no checkpoint is intact, or it is of a different model.
     """
     from superpod.collection.registry import find
     from superpod.launch import start_checkpoint

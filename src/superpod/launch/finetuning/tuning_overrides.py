@@ -47,8 +47,7 @@ def refuse_reserved(overrides: Sequence[str]) -> None:
 def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
     """Return the overrides with `--steps` appended as trainer.max_steps.
 
-    Raises:
-        UserError: both are given and differ, or the steps exceed MAX_STEPS.
+    Raises UserError if both are given and differ, or the steps exceed MAX_STEPS.
     """
     override_steps = read_steps(overrides)
     requested_steps = steps or override_steps or 0

@@ -22,14 +22,8 @@ class MissingDataError(UserError):
 def require(run: RunFolder, pause: Callable[[], None]) -> None:
     """Check before the ranks start that the data folder exists. Does nothing for a run without deferred data.
 
-    The folder is checked twice, since a network file system may show a new folder late.
-
-    Args:
-        run: the run.
-        pause: called before the second check; waits.
-
-    Raises:
-        MissingDataError: the folder does not exist or is incomplete.
+    The folder is checked again after `pause`, since a network file system may show a new folder late. Raises
+    MissingDataError if it does not exist or is incomplete.
     """
     facts = run.facts
     file = Path(str(facts.get("data", "")), FILE)

@@ -76,10 +76,7 @@ def _quote(line: Evidence) -> str:
 def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdict:
     """Diagnose an attempt from its logs, result.json, flight-recorder dumps and Python stacks.
 
-    Args:
-        folder: the run.
-        attempt: an attempt of the run.
-        ends: whether to read only the ends of its logs, to save time.
+    With `ends`, only the ends of its logs are read, to save time.
     """
     logs = []
     for log in logs_of(attempt):

@@ -32,10 +32,8 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 def refuse_unsafe_inputs(run: RunFolder) -> None:
     """Refuse a run whose imported model or packed samples another user could have written, since ranks unpickle them.
 
-    A folder outside RUNS (`--start`) is not checked, since it may belong to a colleague.
-
-    Raises:
-        UserError: another user could have written one of the folders.
+    A folder outside RUNS (`--start`) is not checked, since it may belong to a colleague. Raises UserError if another
+    user could have written one of the folders.
     """
     runs = run.path.parents[1]
     inputs = [Path(str(run.facts[key])) for key in (BASE, PACKED) if run.facts.get(key)]
@@ -55,8 +53,7 @@ def needs_import(run: RunFolder) -> bool:
 def import_model(command: list[str], run: RunFolder, attempt: Attempt) -> None:
     """Import the model of a run with a job step, which waits if another run is importing the same model.
 
-    Raises:
-        UserError: the import failed; the message has the last line of its log.
+    Raises UserError if the import failed; the message has the last line of its log.
     """
     attempt.mark(State.RUNNING, message="importing the model")
     code = _run([*command, "import", str(run.path)], attempt.path / "import.log")

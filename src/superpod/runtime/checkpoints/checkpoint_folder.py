@@ -59,12 +59,9 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
 
     NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked checkpoints at
     its next start. Empty folders and dangling links to siblings are removed too. Corrupt folders without a mark are
-    kept: `runtime/checkpoints/resume.py` moves them. No attempt may be running. Raises OSError.
-
-    Args:
-        checkpoints: the folder with the checkpoints.
-        complete_too: whether to remove marked checkpoints that appear complete; if False, `resume.py` checks them.
-        but: names of checkpoints to keep.
+    kept: `runtime/checkpoints/resume.py` moves them. No attempt may be running. With `complete_too` False, marked
+    checkpoints that appear complete are kept too, and `resume.py` checks them; those named in `but` are always kept.
+    Raises OSError.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked_folders = marked_names(entries) - set(but)

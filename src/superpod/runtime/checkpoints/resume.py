@@ -135,12 +135,8 @@ def decide(
 ) -> Resume:
     """Select the checkpoint from which the next attempt resumes, without changing a file.
 
-    The caller holds the lock of the run.
-
-    Args:
-        run: the run.
-        examine: checks the files of a checkpoint; by default, their sizes and samples of their bytes.
-        pause: called before a second check; waits.
+    The caller holds the lock of the run. `examine` checks the files of a checkpoint, by default their sizes and samples
+    of their bytes; `pause` waits before a second check.
 
     Raises:
         NoIntactCheckpointError: the run has had checkpoints or trained steps, but no checkpoint is intact.
@@ -172,9 +168,7 @@ def newest_usable(
     A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed between the last
     write and the removal of the mark. If it is incomplete, it does not count as corrupt. A problem counts only if a
     second check, after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
-
-    Raises:
-        OSError: the folder cannot be listed.
+    Raises OSError if the folder cannot be listed.
     """
     damaged, doubtful_decision = [], None
     folders = candidates(checkpoints)

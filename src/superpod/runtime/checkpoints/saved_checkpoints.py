@@ -124,10 +124,8 @@ class SavedCheckpoints:
 def wait_s(number: int, deadline: float, now: float) -> float:
     """Return the maximum seconds to wait for the last manifest at the end of training.
 
-    Args:
-        number: the signal that stopped the training; 0 = none.
-        deadline: Unix time at which the job's time limit expires; 0 = no limit.
-        now: Unix time.
+    `number` is the signal that stopped the training, 0 = none; `deadline` is the Unix time at which the job's time
+    limit expires, 0 = no limit.
     """
     seconds_left = max(0.0, deadline - RECORD_S - now) if deadline else END_S
     return min(GRACE_S, seconds_left) if number == signal.SIGTERM else min(END_S, seconds_left)

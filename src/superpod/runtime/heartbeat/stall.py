@@ -21,12 +21,8 @@ class StallDetector:
     """Checks the heartbeats of an attempt as rarely as its timeout permits.
 
     After a step of any rank, no stall can be detected until the timeout has passed. Until then, but for at most half
-    the timeout, nothing is read.
-
-    Args:
-        attempt: the attempt.
-        train_s: the timeout between two training steps, seconds.
-        began: Unix time of the start of the ranks.
+    the timeout, nothing is read. `train_s` is the timeout of a training step in seconds, and `began` the Unix time at
+    which the ranks were started.
     """
 
     def __init__(self, attempt: Attempt, train_s: float, began: float) -> None:

@@ -152,8 +152,7 @@ class RunCallback(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
         """Send a heartbeat with the phase `save`, whose stall timeout is longer.
 
-        Raises:
-            RunError: a newer attempt of the run has started.
+        Raises RunError if a newer attempt of the run has started.
         """
         names = [path.name for path in (self._run / "attempts").glob("*") if path.name.isdecimal()]
         newest = max(names, key=int, default=self.attempt)

@@ -24,12 +24,10 @@ if __name__ == "__main__":
 
 
 def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Callable[[Any], Any] = lambda p: p) -> None:
-    """Train an exported recipe as this rank. Rehearsals pass `before` and `change` (`rehearsal/rank.py`).
+    """Train the exported recipe in the file `recipe` as this rank.
 
-    Args:
-        recipe: the file of the exported recipe.
-        before: called before NeMo is imported.
-        change: called with the recipe's `run.Partial`; returns the one to run.
+    Rehearsals (`rehearsal/rank.py`) pass `before`, which is called before NeMo is imported, and `change`, which returns
+    the `run.Partial` to train for that of the recipe.
     """
     os.environ.update(torch_variables(os.environ))
     from superpod.runtime.rank import binding, capture, nsys
@@ -128,8 +126,7 @@ def shield_children() -> None:
 def load(path: Path) -> ModuleType:
     """Import the file of an exported recipe; the module's function `recipe()` returns the `run.Partial`.
 
-    Raises:
-        ImportError: the file is not a Python file.
+    Raises ImportError if the file is not a Python file.
     """
     spec = importlib.util.spec_from_file_location("exported_recipe", path)
     if spec is None or spec.loader is None:

@@ -69,12 +69,9 @@ class StopSignals:
 class Deadline:
     """Decides when to start the last save before a time limit: early enough for the longest save so far plus one step.
 
-    Only rank 0 decides. The other ranks read no file; `StopSignals.received_by_any_rank` tells them.
-
-    Args:
-        at: Unix time at which the time limit expires; 0 = no limit.
-        save_s: seconds to reserve for the save.
-        attempt: the folder of the attempt, from which a changed limit is read; None = the limit does not change.
+    Only rank 0 decides. The other ranks read no file; `StopSignals.received_by_any_rank` tells them. `at` is the Unix
+    time at which the limit expires, 0 = no limit; `save_s` are the seconds to reserve for the save; a changed limit is
+    read from the folder `attempt`, if it is given.
     """
 
     def __init__(self, at: float, save_s: float, attempt: Path | None = None) -> None:
