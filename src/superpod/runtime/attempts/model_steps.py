@@ -24,7 +24,7 @@ END_S = 10.0
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split `words` at `--` into the command of the ranks and the command of the model steps, [] without `--`."""
+    """Split `words` at `--` into the commands of the ranks and the model steps; the latter is [] if there is none."""
     index = words.index("--") if "--" in words else len(words)
     return words[:index], words[index + 1 :]
 
