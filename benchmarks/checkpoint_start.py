@@ -92,13 +92,13 @@ class Nodes:
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def __call__(self, nodes: int, command: list[str], limit_s: float) -> tuple[dict[int, str], int | None]:
+    def __call__(self, nodes: int, command: list[str], limit_s: float) -> tuple[dict[int, list[str]], int | None]:
         checkpoint, shares, bytes_ = Path(command[2]), Path(command[3]), int(command[4])
         lines = {}
         for node in range(nodes):
             began = time.monotonic()
             own = shared_reading.read_share(shares, node)
-            lines[node] = json.dumps(shared_reading._check_here(checkpoint, own, bytes_))
+            lines[node] = [json.dumps(shared_reading._check_here(checkpoint, own, bytes_))]
             self.seconds.append(time.monotonic() - began)
         return lines, 0
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from superpod.common.json_files import append_line
 from superpod.runtime.heartbeat import heartbeat_pages, node_board, stall
-from superpod.runtime.heartbeat.heartbeat import LIMIT, Heartbeat, place_of, write_every_s
+from superpod.runtime.heartbeat.heartbeat import LIMIT, Heartbeat, locate_rank, write_every_s
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 LOOK_S, CORE, STATUS_S = 0.5, 0.02, 2.0
@@ -172,7 +172,7 @@ def ranks_of(job: Job, attempt: Path, node: int) -> list[Heartbeat]:
     size = job.ranks
     environ = {"GROUP_RANK": f"{node}", "LOCAL_WORLD_SIZE": f"{size}", "WORLD_SIZE": f"{size * job.nodes}"}
     ranks = range(node * size, (node + 1) * size)
-    places = {rank: place_of(rank, environ | {"LOCAL_RANK": f"{rank % size}"}) for rank in ranks}
+    places = {rank: locate_rank(rank, environ | {"LOCAL_RANK": f"{rank % size}"}) for rank in ranks}
     return [Heartbeat(attempt / "heartbeat", rank, place=places[rank]) for rank in ranks]
 
 

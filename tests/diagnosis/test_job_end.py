@@ -105,18 +105,18 @@ def test_after_a_sigterm_slurm_is_not_bothered_every_second(run, monkeypatch):
     """Each look may wait for Slurm, and the ranks are watched in between."""
     looks, handlers = [], {number: signal.getsignal(number) for number in STOPS}
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
-    monkeypatch.setattr(launcher, "CANCELLED_S", 0.5)
+    monkeypatch.setattr(launcher, "CANCELLATION_POLL_S", 0.5)
     monkeypatch.setattr(job_end, "current_state", lambda job, output: looks.append(job) or "")
     monkeypatch.setattr(launcher, "TimeLimit", lambda path, deadline: SimpleNamespace(update=lambda: ""))
-    for name in ("_watch", "_environment", "_record"):
+    for name in ("_end_stalled_ranks", "_environment", "_record"):
         monkeypatch.setattr(launcher._RunningAttempt, name, lambda *args, name=name: {} if name != "_record" else 7)
     job = SimpleNamespace(id="7", nodes=["n0"], deadline=lambda: 0.0)
     waiting: Any = object.__new__(launcher._RunningAttempt)
     waiting.run, waiting.attempt, waiting.job = run, run.new_attempt(), job
     waiting.options = SimpleNamespace(stalled_s=600)
-    waiting.signals, waiting.cancelled, waiting._next_look = ["SIGTERM"], False, 0.0
+    waiting.signals, waiting.cancelled, waiting._next_check = ["SIGTERM"], False, 0.0
     try:
-        assert waiting._wait(["/bin/sleep", "1.2"]) == 7
+        assert waiting._run_ranks(["/bin/sleep", "1.2"]) == 7
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

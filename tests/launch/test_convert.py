@@ -13,7 +13,7 @@ def test_conversion_exceeding_memory_is_refused(tmp_path):
     job = convert.plan_conversion(tiny.hollow(tmp_path / "m"), tmp_path / "out")
     assert 1.0 < job.gib < 1.1
     convert.require_memory(job.gib, "m")
-    with pytest.raises(UserError, match=r"takes about 999999 GiB of memory .* GiB are free"):
+    with pytest.raises(UserError, match=r"needs about 999999 GiB of memory .* GiB are free"):
         convert.require_memory(999_999.0, "m")
 
 

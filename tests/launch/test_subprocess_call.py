@@ -125,7 +125,7 @@ import sys
 from superpod import rehearsal
 from superpod.launch import subprocess_call
 rehearsal.install = lambda: None
-subprocess_call._answer(sys.stdin.read())"""
+subprocess_call._execute(sys.stdin.read())"""
     command = [sys.executable, "-c", script]
     subprocess.run(command, input=json.dumps(request), text=True, check=True, timeout=60)
     assert json.loads((tmp_path / "answer.json").read_text()) == {"value": {}}

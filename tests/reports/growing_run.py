@@ -35,7 +35,7 @@ class GrowingRun:
     def beat(self, *, behind=(), silent=(), now=None):
         """All ranks at this step; those `behind` two steps before it, those `silent` since five minutes."""
         now = now or time.time()
-        page = heartbeat_pages.header(heartbeat_pages.Place(0, 0, RANKS, RANKS), now, "node1")
+        page = heartbeat_pages.header(heartbeat_pages.RankLocation(0, 0, RANKS, RANKS), now, "node1")
         for rank in range(RANKS):
             alive = now - 300 if rank in silent else now
             step = self.step - 2 * (rank in behind)

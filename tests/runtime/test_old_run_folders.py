@@ -17,7 +17,7 @@ def test_one_is_refused_with_the_command_that_renames_its_folder(run):
     for way_in in (RunFolder.open, lambda path: RunFolder.latest(path.parents[1], NAME)):
         with pytest.raises(UserError, match=r"written by version 0\.1") as refused:
             way_in(run.path)
-        assert refused.value.hint == f"mv {run.path}/links {run.path}/attempts"
+        assert refused.value.hint == f"run `mv {run.path}/links {run.path}/attempts`"
     (run.path / "job.sbatch").touch()
     with pytest.raises(UserError) as refused:
         RunFolder.open(run.path)

@@ -56,7 +56,7 @@ def test_address_in_profile_is_refused_and_not_printed(line, says):
 
 def test_unreachable_webhook_is_refused_before_submission(monkeypatch, tmp_path):
     monkeypatch.delenv("HOOK", raising=False)
-    with pytest.raises(UserError, match="the variable HOOK does not contain an address"):
+    with pytest.raises(UserError, match="the variable HOOK does not contain a URL"):
         request_checks.refuse_webhook(with_notify('webhook_env = "HOOK"'))
     file = tmp_path / "hook"
     file.write_text(SECRET)

@@ -40,7 +40,7 @@ class FakeNodes(Connection):
         why = self.lacking.get(command[-1], "")
         if why.startswith("error"):
             raise UserError(f"srun: {why}")
-        return "".join(f"can\t{node}\t{why if node == 'b' else ''}\n" for node in NODES)
+        return "".join(f"obstacle\t{node}\t{why if node == 'b' else ''}\n" for node in NODES)
 
 
 def test_bisect_uses_the_environment_of_training():
@@ -67,11 +67,11 @@ def test_unknown_transport_and_too_few_nodes_are_refused():
 
 def test_network_reported_by_nccl(tmp_path):
     """Planted lines, in the form of NCCL 2.20 to 2.27."""
-    assert bandwidth.network(str(tmp_path)) == ""
+    assert bandwidth.used_network(str(tmp_path)) == ""
     (tmp_path / "nccl.1").write_text(
         "h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\nh:1:1 [0] NCCL INFO Using network IB\n"
     )
-    assert bandwidth.network(str(tmp_path)) == " over IB"
+    assert bandwidth.used_network(str(tmp_path)) == " over IB"
 
 
 FAKE_IB = """#!/bin/sh

@@ -1,6 +1,6 @@
-"""Convert checkpoints from and to Hugging Face.
+"""Convert checkpoints between NeMo and Hugging Face.
 
-`plan_conversion` does not need NeMo; `subprocess_call` runs the planned function in a separate process.
+`plan_conversion` does not need NeMo. `subprocess_call` runs the planned function in a separate process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Conversion:
     function: str
     arguments: dict[str, str | bool]
     gib: float = 0.0
-    """Estimated memory in GiB."""
+    """estimated host memory, GiB"""
 
 
 def plan_conversion(
@@ -33,18 +33,18 @@ def plan_conversion(
     adapter: bool = False,
     forward_check: bool = True,
 ) -> Conversion:
-    """Plan a conversion of a Hugging Face folder to NeMo, or of a NeMo checkpoint to Hugging Face.
+    """Plan the conversion of a Hugging Face folder to NeMo, or of a NeMo checkpoint to Hugging Face.
 
     Args:
         source: a Hugging Face folder, a NeMo checkpoint, or a run, whose best checkpoint is converted.
         out: the folder to write.
         like: Hugging Face folder with the config and tokenizer for `out`.
-        dtype: data type of the written weights; "" = unchanged.
-        adapter: write only the adapter, in PEFT's format.
-        forward_check: compare the result with transformers.
+        dtype: dtype of the written weights; "" = unchanged.
+        adapter: whether to write only the adapter, in PEFT's format.
+        forward_check: whether to compare a forward pass of the result with transformers.
 
     Raises:
-        UserError: `source` is incomplete or something else, or `out` exists.
+        UserError: `source` is incomplete or of another kind, or `out` exists.
     """
     from superpod.reports.runs import checkpoint_list
     from superpod.weights.finetuning import packed_data
@@ -53,15 +53,15 @@ def plan_conversion(
     conversion.require_new_output(out)
     if (source / "config.json").is_file():
         conversion.check_importable(source, forward_check)
-        wanted: dict[str, str | bool] = {"folder": str(source), "out": str(out), "forward_check": forward_check}
-        return Conversion("imported", f"{__name__}:import_hf", wanted, estimate_import_gib(source))
+        imported: dict[str, str | bool] = {"folder": str(source), "out": str(out), "forward_check": forward_check}
+        return Conversion("imported", f"{__name__}:import_hf", imported, estimate_import_gib(source))
     if dtype not in ("", *DTYPES):
         raise UserError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
         raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
     checkpoint = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(source))
     if adapter and not checkpoint.adapter:
-        raise UserError(f"{checkpoint.name} contains no adapter", "leave out --adapter to export the whole model")
+        raise UserError(f"{checkpoint.name} contains no adapter", "omit --adapter to export the complete model")
     run = checkpoint_list.find_run(source)
     facts = run.facts if run else {}
     chat = run_facts.FINETUNE in facts
@@ -87,63 +87,53 @@ def plan_conversion(
 
 
 def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: Path | None) -> str:
-    """Return the Hugging Face folder of an adapter's base model.
+    """Return the Hugging Face folder of the base model of the adapter `name`. Raises UserError if it is unknown.
 
-    Args:
-        name: name of the checkpoint.
-        task: the fine-tuning task that trained the adapter; {} if that was not a fine-tuning run.
-        given: the value of --like.
-        like: the same folder, or the copy of its files in the fine-tuning run.
-
-    Raises:
-        UserError: the base model is unknown.
+    `task` is the fine-tuning task that trained the adapter, {} if there was none; `given` is the value of --like, and
+    `like` the same folder or the copy of its files in the fine-tuning run.
     """
     if task and not task.get("start"):
         return task["model"]
     if task and not given:
         raise UserError(
             f"{name} adapts the NeMo checkpoint {task['start']}, not {task['model']}",
-            f"export that checkpoint first (recipes ckpt convert {task['start']} BASE), then use --adapter --like BASE",
+            f"export that checkpoint with `recipes ckpt convert {task['start']} BASE`, then use --adapter --like BASE",
         )
     if not like:
         raise UserError(
             f"{name} does not record the Hugging Face folder of its base model",
-            "specify it with --like; PEFT loads the base model from there",
+            "specify the folder with --like; PEFT loads the base model from it",
         )
     return str(given or like)
 
 
 DTYPES = ("bfloat16", "float16", "float32")
 COPIES = 2.3
-"""Copies of the weights in memory: the transformers and NeMo models, and one layer, embeddings and output in fp32."""
+"""Host memory in copies of the weights: the transformers and NeMo models, and one layer and embeddings in fp32."""
 
 
 def estimate_import_gib(folder: Path) -> float:
-    """Estimate the memory for importing a Hugging Face folder, in GiB."""
+    """Return the estimated host memory for importing a Hugging Face folder, in GiB."""
     from superpod.weights.transfer import hf_folder
 
     return 1.0 + COPIES * hf_folder.size(folder) / 2**30
 
 
-def require_memory(gib: float, what: str) -> None:
-    """Refuse a conversion that needs more than the free memory of this machine. Does not need NeMo.
-
-    Raises:
-        UserError: there is too little memory; the message has the required and the free memory.
-    """
+def require_memory(gib: float, source: str) -> None:
+    """Raise UserError if converting `source` needs more than the free host memory; `gib` is the estimated need."""
     from superpod.rehearsal.training.forked_run import available_gib
 
     available = available_gib()
     if gib > available:
         raise UserError(
-            f"converting {what} takes about {gib:.0f} GiB of memory (the weights in a NeMo and a transformers model), "
+            f"converting {source} needs about {gib:.0f} GiB of memory (weights in a NeMo and a transformers model), "
             f"but only {available:.0f} GiB are free",
             "convert on a node of a cluster: `recipes ckpt convert ... --cluster NAME`",
         )
 
 
 def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, Any]:
-    """Call `conversion.import_hf` with JSON values."""
+    """Import a Hugging Face folder to the NeMo checkpoint `out`: `conversion.import_hf` with JSON arguments."""
     from superpod.weights.transfer import conversion
 
     require_memory(estimate_import_gib(Path(folder)), folder)
@@ -153,7 +143,10 @@ def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, An
 def export_hf(
     checkpoint: str, out: str, like: str, dtype: str, chat: bool, forward_check: bool = True
 ) -> dict[str, Any]:
-    """Call `conversion.export_hf` with JSON values; `served` lists the servers that can load the folder."""
+    """Export a NeMo checkpoint to the folder `out`: `conversion.export_hf` with JSON arguments.
+
+    The result also has the key `served`: the servers that can load the folder.
+    """
     from superpod.weights.serving import servable
     from superpod.weights.transfer import conversion
 
@@ -163,7 +156,7 @@ def export_hf(
 
 
 def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) -> dict[str, Any]:
-    """Call `adapter_export.export` with JSON values; `served` as in `export_hf`."""
+    """Export an adapter in PEFT's format to `out`; return `adapted`, the number of matrices, and `served`."""
     from superpod.weights.serving import servable
     from superpod.weights.transfer import adapter_export
 

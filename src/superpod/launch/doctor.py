@@ -1,4 +1,4 @@
-"""`recipes doctor`: check this machine (Python, packages, GPU, CPU, disk, Slurm) without importing torch or NeMo."""
+"""Check this machine for `recipes doctor`: Python, packages, GPU, CPU, disk, Slurm. Imports neither torch nor NeMo."""
 
 from __future__ import annotations
 
@@ -41,27 +41,30 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """A finding: `detail` says what is installed, `enables` what it is needed for, `next` how to fix it."""
+    """The result of a check."""
 
     name: str
     ok: bool
     detail: str
+    """the installed versions, or the problem"""
     enables: str = ""
+    """the features that need it"""
     next: str = ""
+    """the fix of a problem"""
 
 
 def run_checks() -> list[Check]:
-    """Run all checks, in the order of the report; takes 0.1 s, or as long as nvidia-smi."""
+    """Run all checks, in the order of the report. Takes 0.1 s, or as long as nvidia-smi."""
     return [
-        _python(),
-        *(_extra(name) for name in _EXTRAS),
-        *_pins(),
-        _gpu(),
-        _cores(),
-        _disk(),
-        _slurm(),
-        _torchrun(),
-        *_find_same_names(),
+        _check_python(),
+        *(_check_extra(name) for name in _EXTRAS),
+        *_check_pins(),
+        _check_gpu(),
+        _check_cpu(),
+        _check_disk(),
+        _check_slurm(),
+        _check_torchrun(),
+        *_check_package_names(),
     ]
 
 
@@ -74,12 +77,12 @@ def satisfies(version: str, rule: str) -> bool:
     return numbers < required
 
 
-def _python() -> Check:
+def _check_python() -> Check:
     ok = sys.version_info >= (3, 11)
     return Check("python", ok, f"{platform.python_version()} at {sys.executable}", next="" if ok else "use 3.11+")
 
 
-def _extra(name: str) -> Check:
+def _check_extra(name: str) -> Check:
     packages, enables = _EXTRAS[name]
     title, target = (name, ".") if name == "base" else (f"extra {name}", f"'.[{name}]'")
     missing_packages = [package for package in packages if not version_of(package)]
@@ -89,8 +92,8 @@ def _extra(name: str) -> Check:
     return Check(title, True, ", ".join(f"{package} {version_of(package)}" for package in packages[:4]), enables)
 
 
-def _pins() -> list[Check]:
-    """List the packages whose versions are not known to work, or return a single successful check."""
+def _check_pins() -> list[Check]:
+    """Return a check per package whose version is not known to work, or a single successful check."""
     problems = []
     for name, rule in KNOWN_GOOD.items():
         version = version_of(name)
@@ -114,7 +117,7 @@ class Gpu(NamedTuple):
 
 
 def list_gpus() -> list[Gpu]:
-    """List this machine's GPUs; [] if there is no nvidia-smi, or if it lists none."""
+    """Return the GPUs of this machine; [] if there is no nvidia-smi, or it lists none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -124,7 +127,7 @@ def list_gpus() -> list[Gpu]:
     return [Gpu(row[0], int(row[1]), row[2]) for row in rows if len(row) == 3 and row[1].isdigit()]
 
 
-def _gpu() -> Check:
+def _check_gpu() -> Check:
     enables = "training at full size; without a GPU, recipes are rehearsed on CPUs"
     if shutil.which("nvidia-smi") is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
@@ -136,20 +139,20 @@ def _gpu() -> Check:
     return Check("GPU", True, detail, f"{enables}; `recipes fit` shows what they can train")
 
 
-def _cores() -> Check:
+def _check_cpu() -> Check:
     cores, ram = usable_cores(), ram_bytes() / GIB
     detail = f"{cpu_model()}, {cores} cores, {ram:.0f} GiB RAM"
     return Check("CPU", cores >= 2 and ram >= 4, detail, "a rehearsal takes a core and about 1 GiB per rank")
 
 
-def _disk() -> Check:
+def _check_disk() -> Check:
     free_gib = shutil.disk_usage(Path.cwd()).free / GIB
     return Check(
         "disk", free_gib >= 5, f"{free_gib:.0f} GiB free in {Path.cwd()}", "checkpoints of a rehearsal: under 1 GiB"
     )
 
 
-def _slurm() -> Check:
+def _check_slurm() -> Check:
     commands = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
     missing_commands = [name for name in commands if shutil.which(name) is None]
     enables = "submitting jobs from this machine"
@@ -160,7 +163,7 @@ def _slurm() -> Check:
     return Check("Slurm", True, "all commands on PATH", enables)
 
 
-def _torchrun() -> Check:
+def _check_torchrun() -> Check:
     enables = "runs on this machine"
     path = shutil.which("torchrun")
     if path:
@@ -170,12 +173,12 @@ def _torchrun() -> Check:
     return Check("torchrun", False, "not on PATH", enables, fix)
 
 
-def _find_same_names() -> list[Check]:
-    """List other packages with the names of our subpackages. Harmless: ours are imported as superpod.*."""
+def _check_package_names() -> list[Check]:
+    """Return a check per folder on sys.path that contains another package with the name of one of our subpackages."""
     findings = []
     for name in ("recipes", "planner", "launch"):
         for folder in dict.fromkeys(sys.path):
             if folder and Path(folder).resolve() != PROJECT and (Path(folder) / name / "__init__.py").is_file():
-                detail = f"{folder} contains a package of this name; harmless, because ours is superpod.{name}"
+                detail = f"{folder} contains a package of this name; harmless, since ours is superpod.{name}"
                 findings.append(Check(f"package {name}", True, detail))
     return findings

@@ -1,4 +1,4 @@
-"""Open the run that `--resume` names on this machine, and check whether it may be resumed."""
+"""Open the local run that `--resume` specifies, and check whether it may be resumed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 
 def find(runs: Path, name: str, resume: str) -> RunFolder:
-    """Return the run of a recipe that `--resume` names, and restore the environment variables of that run.
+    """Return the run of the recipe `name` that `--resume` specifies, and restore its environment variables.
 
-    Args:
-        runs: parent of the run folders, for `last`.
-        name: name of the recipe.
-        resume: run folder, or `last`.
-
-    Raises:
-        UserError: the run does not exist, or belongs to a different recipe or user.
+    `resume` is a run folder, or `last` for the newest run in `runs`. Raises UserError if the run does not exist, or is
+    of another recipe or user.
     """
     if not resume:
         raise UserError("--resume needs a run", "pass a run folder, or `last`")
@@ -43,14 +38,18 @@ def find(runs: Path, name: str, resume: str) -> RunFolder:
 def open_pretraining(
     runs: Path, name: str, resume: str, overrides: Sequence[str], data: Path | None, size_options: Mapping[str, object]
 ) -> tuple[RunFolder, Request]:
-    """Return the run that `recipes run --resume` names and its request with the changes of this command line."""
+    """Return the run that `recipes run --resume` specifies (like `find`), and its request with the changes.
+
+    The changes are `overrides`, and `data` unless it is None. `size_options` (option -> value) are refused. Raises
+    UserError if the run does not exist, is in use or done, or cannot be resumed with one of the changes.
+    """
     folder = find(runs, name, resume)
     with folder.lock():
         refuse_running(folder.path)
-        pending_facts.apply(folder)  # left behind by a launcher that was killed
+        pending_facts.apply(folder)  # stored by a launcher that was killed
     if "finetune" in folder.facts:
         raise UserError(
-            f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
+            f"{folder.path} is a fine-tuning run", f"resume it with `recipes finetune {name} --resume {folder.path}`"
         )
     if folder.done and not overrides:
         raise UserError(f"{folder.path} is done", "increase the number of steps, for example trainer.max_steps=100")

@@ -17,16 +17,19 @@ from superpod.runtime.runs.run_state import State
 
 
 class HangDetector:
-    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, and is None before."""
+    """Watches the ranks of a local attempt. `stalled` is None until they stall, then a message with the first rank.
+
+    `limit_s` is the stall timeout in seconds; None = from the environment.
+    """
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
         self.attempt = attempt
         self.stalled: str | None = None
         self.limit_s = float(os.environ.get(heartbeat.LIMIT, "600")) if limit_s is None else limit_s
-        self._watch = stall.StallDetector(attempt, self.limit_s, time.time())
+        self._stall_detector = stall.StallDetector(attempt, self.limit_s, time.time())
 
     def add_check(self, tick: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls `tick` and then `check`."""
+        """Return a function that calls `tick` with its arguments and then `check`."""
 
         def tick_and_check(*messages: str) -> None:
             tick(*messages)
@@ -35,10 +38,10 @@ class HangDetector:
         return tick_and_check
 
     def check(self) -> None:
-        """Terminate the attempt if a rank has made no progress for longer than the limit."""
+        """If the attempt has stalled, record it with the stacks of the ranks, and kill its processes."""
         if self.stalled:
             return
-        self.stalled = self._watch.check()
+        self.stalled = self._stall_detector.check()
         if self.stalled:
             stacks.request_stacks([*find(self.attempt.path)], self.attempt)
             self.stalled = stacks.describe_stall(self.stalled, self.attempt)

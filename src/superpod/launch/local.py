@@ -38,23 +38,24 @@ if TYPE_CHECKING:
 
 
 MAX_LAYERS = 2000
-"""Models with more layers are refused before they are built: a typo could take hours and all memory."""
+"""Maximum number of layers of a model. Building a model with a mistyped number could take hours and all memory."""
 CHECKPOINT_BYTES = 14
-"""Bytes per parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
+"""Bytes per parameter of a checkpoint: weight 2, main weight 4, two moments 8."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A resolved run for this machine: on its GPUs or, if it has none, as a rehearsal on CPUs."""
+    """A resolved run for this machine: on its GPUs or, if it has none, a rehearsal on CPUs."""
 
     resolved: ResolvedRun
     partial: run.Partial
     ranks: int
     facts: dict[str, Any]
-    """entries of run.json besides the request"""
+    """entries of run.json in addition to those of the request"""
     changes: list[Change] = field(default_factory=list)
-    """changes for the rehearsal; empty on a GPU"""
+    """changes of the recipe for the rehearsal; empty on GPUs"""
     checkpoint_bytes: int = 0
+    """size of a checkpoint; 0 = unknown"""
 
     @property
     def max_steps(self) -> int:
@@ -63,37 +64,31 @@ class LocalRun:
 
     @property
     def lines(self) -> list[str]:
-        """Contents of recipe.txt: the recipe as it runs on this machine."""
+        """The lines of recipe.txt: the recipe as it is trained on this machine."""
         from superpod.nemo2.export import flatten
 
         return [str(line) for line in flatten.flatten(self.partial)]
 
 
 def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]] | None = None) -> LocalRun:
-    """Resolve the request for this machine: for its GPUs or, if it has none, as a rehearsal on CPUs.
+    """Resolve a request for this machine: for its GPUs or, if it has none, as a rehearsal on CPUs.
 
-    Args:
-        request: the recipe and its changes.
-        change: function that modifies the configuration after the checks of the machine, and returns entries of
-            run.json.
-
-    Raises:
-        UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
+    `change` modifies the configuration after the machine is checked, and returns entries of run.json. Raises UserError
+    for an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
     proof_level.require_trainable(registry.find(request.recipe))
     require_versions({}, on_gpu=False)
     preflight.require_planned_memory(request)
     resolved_run = resolve(request)
 
-    import torch  # after `resolve`, whose error says how to install NeMo
+    import torch  # after `resolve`, whose error has the command that installs NeMo
 
     partial, ranks = resolved_run.partial, resolved_run.nodes * resolved_run.gpus_per_node
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         require_gpus(request.recipe, partial, gpus)
-        require_versions(
-            {"needs": needs.required_versions(registry.find(request.recipe).model, resolved_run.job)}, on_gpu=True
-        )
+        required = needs.required_versions(registry.find(request.recipe).model, resolved_run.job)
+        require_versions({"needs": required}, on_gpu=True)
     checkpoint_bytes = 0 if gpus else require_memory(request.recipe, partial, ranks)
     facts = resolved_run.data_facts
     if change:
@@ -107,10 +102,9 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
 
 
 def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
-    """Refuse the versions that a rank on Slurm also refuses when it starts. Imports none of the packages.
+    """Raise UserError for package versions that a rank on Slurm refuses too. Imports none of the packages.
 
-    Raises:
-        UserError: a version is refused; with each package, its version and the required version.
+    `facts` is run.json, of which only `needs` is used; `on_gpu` = the versions that matter on GPUs are required too.
     """
     hint = "`recipes doctor` lists the versions that work together"
     version = versions.installed_versions(need.package for need in versions.requirements_of(facts))
@@ -123,7 +117,7 @@ def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
 
 
 def require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
-    """Refuse a configuration that needs more GPUs than this machine has. Raises UserError."""
+    """Raise UserError if a configuration needs several nodes or more than `gpus` GPUs; `name` is for the message."""
     size = getattr(partial, "trainer", partial)  # llm.prune creates its own trainer
     nodes, devices = size.num_nodes, size.devices
     if nodes > 1 or devices > gpus:
@@ -134,25 +128,16 @@ def require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
 
 
 def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
-    """Refuse a rehearsal that needs more memory than is free; return the bytes of one checkpoint."""
-    import psutil
-
+    """Return the bytes of a checkpoint of a full-size rehearsal. Raises UserError if there is too little memory."""
     parameters = _count_parameters(partial, ranks)
-    need = ranks * (PROCESS_GIB + parameters * TRAINING_BYTES / 2**30)
-    available_gib = psutil.virtual_memory().available / 2**30
-    if need > available_gib:
-        raise UserError(
-            f"this machine has no GPU, and a full-size rehearsal of {name} on CPUs needs {ranks} processes "
-            f"and {need:,.0f} GiB, but only {available_gib:.0f} GiB are free",
-            f"`recipes rehearse {name}` shrinks it to fit this machine; or run it on a machine with these GPUs",
-        )
+    preflight.require_rehearsal_memory(name, ranks, ranks * (PROCESS_GIB + parameters * TRAINING_BYTES / 2**30))
     strategy = partial.trainer.strategy  # a checkpoint contains the copies of data-parallel ranks once
     shards = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size
     return parameters * shards * CHECKPOINT_BYTES
 
 
 def _count_parameters(partial: run.Partial, ranks: int) -> int:
-    """Count the parameters of rank 0, with the model on the meta device. Raises UserError if it cannot be built."""
+    """Return the number of parameters of rank 0, built on the meta device. Raises UserError if this fails."""
     layers = partial.model.config.num_layers or 0
     if layers > MAX_LAYERS:
         raise UserError(f"model.config.num_layers must be at most {MAX_LAYERS}, not {layers}", "correct the override")
@@ -169,7 +154,7 @@ def _count_parameters(partial: run.Partial, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended."""
+    """The end of a local attempt."""
 
     state: State
     exit_code: int
@@ -177,10 +162,9 @@ class AttemptEnd:
 
 
 def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
-    """Decide which checkpoint the next attempt resumes from. The caller holds the run's lock.
+    """Select the checkpoint from which the next attempt resumes. The caller holds the run's lock.
 
-    Raises:
-        UserError: no checkpoint is intact, or the latest cannot be loaded with the layout of the run.
+    Raises UserError if no checkpoint is intact, or the selected one cannot be loaded with the layout of the run.
     """
     decision = resume.decide(folder)
     if decision.checkpoint:
@@ -191,24 +175,26 @@ def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
 
 
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
-    """Run `local` in `attempt`, wait until it ends, and return how it ended.
+    """Run the ranks of an attempt, wait until they have exited, and return the end of the attempt.
 
-    `tick` is called a few times per second, sometimes with a message to print. On the first SIGINT, SIGTERM or SIGHUP,
-    the ranks save and exit; on the second, they are killed. Ranks are also killed if they make no progress, or if
-    this process is killed.
+    `tick` is called five times per second, sometimes with a message to print. On the first SIGINT, SIGTERM or SIGHUP,
+    the ranks save and exit; on the second, they are killed. They are also killed if they make no progress, or if this
+    process is killed.
     """
     with watchdog.run_watchdog(attempt.path):
-        return _launch(local, folder, attempt, tick)
+        return _run_ranks(local, folder, attempt, tick)
 
 
-def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
+def _run_ranks(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
     import nemo_run as run
     from torchx.schedulers.local_scheduler import SignalException
 
     attach(local.partial, folder.path, attempt.path, local.resolved.request.profile)
     values = rank_environment(local.ranks if local.changes else 0) | _run_environment(local) | {MARK: str(attempt.path)}
     values |= capture.flight_recorder(attempt.path, os.environ)
-    executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
+    executor = run.LocalExecutor(
+        ntasks_per_node=local.ranks, launcher=_torchrun_launcher(local, folder), env_vars=values
+    )
     stop, detector = StopSignal(), HangDetector(attempt)
     state = ""
     try:
@@ -222,7 +208,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
                 wait_for_all(stop, detector.add_check(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):
-        stop.received += 1  # the signal arrived before the ranks started, while NeMo-Run handled signals
+        stop.received += 1  # it arrived before the ranks started, while NeMo-Run handled signals
     finally:
         # Data workers and checkpoint writers survive a killed rank.
         send(find(attempt.path), signal.SIGKILL)
@@ -231,8 +217,8 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
     return _attempt_end(folder, attempt, stop.received, state)
 
 
-def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
-    """Return NeMo-Run's torchrun launcher; with --profile nsys, it profiles all ranks of this machine in one report."""
+def _torchrun_launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
+    """Return NeMo-Run's torchrun launcher. With --profile nsys, it profiles all ranks in one report."""
     import nemo_run as run
 
     if not local.resolved.request.profile.startswith("nsys"):
@@ -245,7 +231,7 @@ def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
 
 
 def rank_environment(cpu_ranks: int) -> dict[str, str]:
-    """Return the environment variables that ranks need in addition to the inherited ones.
+    """Return the environment variables of the ranks that differ from those of this process.
 
     `cpu_ranks` is the number of ranks of a rehearsal; 0 on GPUs.
     """
@@ -264,10 +250,9 @@ def rank_environment(cpu_ranks: int) -> dict[str, str]:
 
 
 def _run_environment(local: LocalRun) -> dict[str, str]:
-    """Return the environment variables that the run needs on GPUs; variables of this shell take precedence.
+    """Return the environment variables that a run needs on GPUs. Variables of this shell take precedence.
 
-    Raises:
-        UserError: a variable of this shell would make the run fail when it starts.
+    Raises UserError if a variable of this shell would make the run fail when it starts.
     """
     if local.changes:  # a rehearsal
         return {}
@@ -275,18 +260,16 @@ def _run_environment(local: LocalRun) -> dict[str, str]:
     required_variables = environment.variables(job, local.resolved.request.overrides)
     shell_values = {v.name: os.environ[v.name] for v in required_variables if v.name in os.environ}
     shell_values |= {name: os.environ[name] for name in environment.CHECKED_VARIABLES if name in os.environ}
-    return {
-        v.name: v.value
-        for v in environment.with_user_variables(required_variables, shell_values, "set in this shell", job)
-    }
+    variables = environment.with_user_variables(required_variables, shell_values, "set in this shell", job)
+    return {variable.name: variable.value for variable in variables}
 
 
 @contextmanager
 def _nemo_run_home(folder: Path) -> Iterator[str]:
-    """Keep NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run.
+    """Store NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run within the block.
 
     Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes the arguments of torchrun for a
-    shell, but its local scheduler does not use a shell, so with a space in the path, every run would fail.
+    shell, but its local scheduler uses none, so that every run would fail with a space in the path.
     """
     from nemo_run.config import set_nemorun_home
 
@@ -306,7 +289,7 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def add_torchrun_to_path() -> Iterator[None]:
-    """Put the torchrun of this Python on the PATH of this process, which NeMo-Run searches, within the block."""
+    """Add the folder of this Python's torchrun to PATH, which NeMo-Run searches, within the block."""
     old_path = os.environ.get("PATH", "")
     os.environ["PATH"] = rank_environment(0)["PATH"]
     try:
@@ -316,16 +299,14 @@ def add_torchrun_to_path() -> Iterator[None]:
 
 
 def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:
+    """Return the end of an attempt whose ranks have exited; `stops` is the number of stop signals from the user."""
     from superpod.runtime.attempts.diagnose import summarize
 
     if folder.done:
         return AttemptEnd(State.DONE, 0, "")
     if stops:
-        saved_step = attempt.heartbeat().get("checkpoint")
-        message = "stopped by the user"
-        if saved_step:
-            message += ", checkpoint saved"
-        return AttemptEnd(State.CANCELLED, 130, message)
+        saved_note = ", checkpoint saved" if attempt.heartbeat().get("checkpoint") else ""
+        return AttemptEnd(State.CANCELLED, 130, f"stopped by the user{saved_note}")
     if torchx_state.endswith("SUCCEEDED"):
         return AttemptEnd(State.FAILED, 1, "the job ended before its last step")
     return AttemptEnd(State.FAILED, 1, summarize(folder, attempt).cause)

@@ -1,4 +1,4 @@
-"""Runs an attempt on this machine and shows its progress, for `recipes run` and `recipes finetune`."""
+"""Run an attempt on this machine and show its progress, for `recipes run` and `recipes finetune`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
+from superpod.launch.display.consoles import print_plain
 from superpod.launch.model_check import require_built
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ STYLES = {"done": "green", "cancelled": "yellow"}
 def build_and_train(
     request: Request, folder: RunFolder | None, runs: Path, *, build: bool
 ) -> tuple[AttemptEnd, RunFolder]:
-    """Build the configuration of a request and run one attempt, as `train` does."""
+    """Build the configuration of a request and run one attempt, like `train`. `build` is False with `--no-build`."""
     from superpod.common.quiet import silence_libraries
     from superpod.launch import local
     from superpod.launch.display import consoles
@@ -39,14 +40,13 @@ def build_and_train(
 
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
-    """Run one attempt in `folder`, or in a new run folder in `runs`; return how it ended and the run folder."""
+    """Run one attempt of the run `folder`, or of a new run in `runs`; return the end of the attempt, and the run."""
     from superpod.launch import preflight
     from superpod.runtime.runs.run_folder import RunFolder
 
     if folder is None:
-        preflight.require_disk_space(
-            runs, local_run.checkpoint_bytes
-        )  # before the run folder is created: without an attempt, it would look queued
+        # Before the run folder is created, which would appear to be queued without an attempt.
+        preflight.require_disk_space(runs, local_run.checkpoint_bytes)
     facts, lines = _facts(local_run), local_run.lines
     folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
@@ -69,7 +69,7 @@ def _facts(local_run: LocalRun) -> dict[str, Any]:
 def train_locked(
     console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None
 ) -> AttemptEnd:
-    """Run the open `attempt` of a run, or a new one; return how it ended. This process must hold the run's lock."""
+    """Run the open `attempt` of a run, or a new one, and return its end. This process must hold the run's lock."""
     from superpod.launch import local, preflight
     from superpod.launch.display.progress_bar import StepProgress
     from superpod.runtime.checkpoints import resume
@@ -108,7 +108,7 @@ def train_locked(
     style = STYLES.get(end.state, "red")
     console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")
     if end.message:
-        console.print(end.message, markup=False, highlight=False, soft_wrap=True)
+        print_plain(console, end.message)
     return end
 
 
@@ -118,10 +118,11 @@ def _report_write_errors(console: Console) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        print_plain(console, str(error))
 
 
-def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt, resumed_run: str) -> None:
+def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt, resume_message: str) -> None:
+    """Print the run folder, the changes for a rehearsal, and if it is not empty, the message about the checkpoint."""
     if local_run.changes:
         changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in local_run.changes)
         (attempt.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
@@ -129,6 +130,6 @@ def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt:
             f"no GPU here: rehearsing on {local_run.ranks} CPU ranks with NeMo and Megatron-Core over gloo; "
             f"{len(local_run.changes)} GPU settings changed, listed in attempts/{attempt.name}/rehearsal.txt"
         )
-    console.print(f"run folder {folder.path}, attempt {attempt.name}", markup=False, highlight=False, soft_wrap=True)
-    if resumed_run:
-        console.print(resumed_run, markup=False, highlight=False, soft_wrap=True)
+    print_plain(console, f"run folder {folder.path}, attempt {attempt.name}")
+    if resume_message:
+        print_plain(console, resume_message)

@@ -1,9 +1,11 @@
-"""Builds the models of changed recipes before a run starts, with a progress line and notes."""
+"""Build the models of changed recipes before a run starts, with a spinner and notes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from superpod.launch.display.consoles import print_plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,15 +14,10 @@ if TYPE_CHECKING:
 
 
 def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console | None = None) -> None:
-    """Refuse runs whose models cannot be built, as `recipes check` does; print notes on memory and skipped checks.
+    """Build the models of all `runs` of a command; print notes on memory and skipped checks.
 
-    Args:
-        runs: all runs of a command.
-        build: False with `--no-build`.
-        console: console for progress and notes; None = stderr.
-
-    Raises:
-        UserError: a model cannot be built; the message gives the errors of Megatron, Transformer Engine or NeMo.
+    `build` is False with `--no-build`. `console` is for progress and notes; None = stderr. Raises UserError if a model
+    cannot be built; the message has the error of Megatron, Transformer Engine or NeMo.
     """
     from superpod.launch.display.progress_bar import spinner, stderr_console
     from superpod.rehearsal import validation
@@ -33,11 +30,11 @@ def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console 
             notes = validation.require(runs)
     memory_notes = dict.fromkeys(note for note in map(_memory_note, runs) if note)
     for line in (*memory_notes, *notes):
-        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+        print_plain(console, f"note: {line}")
 
 
 def _memory_note(run: ResolvedRun) -> str:
-    """Return a note if the run fits in memory only tightly or not at all, else ""."""
+    """Return a note if the run exceeds the GPU memory or nearly does; "" if it fits."""
     planned = run.plan["layouts"][0]
     if planned.get("fit") not in ("tight", "does not fit"):
         return ""

@@ -1,11 +1,12 @@
 """Import or export the model in a fine-tuning job: `python -m superpod.launch.model_job import|export RUN`.
 
-`attempt.py` runs it as a job step with a single task before and after the ranks, in their environment. After a
-failure, its last line is the error.
+`attempt.py` runs it as a job step with a single task before and after the ranks, in their environment. If it fails,
+the last line of its output is the error.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -23,26 +24,24 @@ EVALUATE = "evaluate"
 """Key of run.json: whether to evaluate the exported folder."""
 
 
-def model_step_facts(base: Path, folder: str = "hf", *, evaluate: bool = True) -> dict[str, Any]:
-    """Return the entries of run.json for these steps: the path of the imported checkpoint, and the folder to write."""
-    return {BASE: str(base), pending_export.EXPORTS_TO: folder, EVALUATE: evaluate}
+def model_step_facts(base: Path) -> dict[str, Any]:
+    """Return the entries of run.json for these steps; `base` is the path of the imported checkpoint."""
+    return {BASE: str(base), pending_export.EXPORTS_TO: "hf", EVALUATE: True}
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
+_print = functools.partial(print, flush=True)
 
 
 def import_model(run: RunFolder) -> None:
-    """Import the model of a run, unless another run has imported it; wait for an import in progress.
+    """Import the model of a run, unless it is imported. If another run is importing it, wait.
 
-    Raises:
-        UserError: the model has changed since the submission, or cannot be imported.
+    Raises UserError if the model has changed since the submission, or cannot be imported.
     """
     task, base = finetune.Task.from_run(run), Path(str(run.facts[BASE]))
     model = Path(task.model)
     if not model.is_dir():
         raise UserError(
-            f"{model} does not exist on {os.uname().nodename}", "use a folder on a file system shared by all nodes"
+            f"{model} does not exist on {os.uname().nodename}", "use a folder on a file system that all nodes share"
         )
     if finetune.base_checkpoint(model, base.parent, forward_check=task.forward_check) != base:
         raise UserError(
@@ -55,30 +54,22 @@ def import_model(run: RunFolder) -> None:
 
 
 def export(run: RunFolder) -> None:
-    """Export a trained run to a Hugging Face folder, with its adapter and evaluation.
+    """Export a trained run to a Hugging Face folder, export its adapter, and evaluate the exported model.
 
-    Raises:
-        UserError: the run cannot be exported, or the exported model does not have the loss of the trained one.
+    Raises UserError if the export fails, or the exported model does not have the validation loss of the trained model.
     """
     target = run.path / str(run.facts[pending_export.EXPORTS_TO])
     export_facts = finetune.export(run, target)
-    for line in (
-        f"{export_facts['checkpoint']}, validation loss {export_facts['val_loss']}: {target}",
-        *export_facts["notes"],
-    ):
+    checkpoint, val_loss = export_facts["checkpoint"], export_facts["val_loss"]
+    for line in (f"{checkpoint}, validation loss {val_loss}: {target}", *export_facts["notes"]):
         _print(line)
-    recorded_facts = {
-        "folder": str(target),
-        "checkpoint": export_facts["checkpoint"],
-        "val_loss": export_facts["val_loss"],
-    }
+    recorded_facts = {"folder": str(target), "checkpoint": checkpoint, "val_loss": val_loss}
     evaluate = bool(run.facts.get(EVALUATE, True))
     try:
         result = export_artifacts.write_artifacts(run, target, export_facts, _print, evaluation=evaluate)
     except Exception:
-        pending_export.record(
-            run.path, recorded_facts
-        )  # the folder is complete; the next job would fail in the same way
+        # The folder is complete, and the next job would fail in the same way.
+        pending_export.record(run.path, recorded_facts)
         raise
     pending_export.record(run.path, recorded_facts)  # last, so that the next job repeats an interrupted export
     if result and not result.agrees:
@@ -89,7 +80,7 @@ STEPS: Mapping[str, Callable[[RunFolder], None]] = {"import": import_model, "exp
 
 
 def main(step: str, folder: str) -> int:
-    """Run one of `STEPS` for a run; return the exit code."""
+    """Run the step "import" or "export" for the run in `folder`; return the exit code."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the request to save before the time limit is for ranks only
     os.environ["SLURM_JOB_NAME"] = "interactive"  # keeps Lightning from using Slurm: this is a single process
     try:

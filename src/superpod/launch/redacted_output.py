@@ -1,4 +1,4 @@
-"""Forward the output of a process with secrets removed: errors in a user's file may contain a token."""
+"""Forward the output of a process with secrets removed, since errors in a user's file may contain a token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO
 from superpod.common.redaction import LineRedactor
 
 END_S = 5.0
-"""Seconds to wait for the remaining output: child processes that are still running may keep the pipe open."""
+"""Maximum seconds to wait for the remaining output: running child processes may keep the pipe open."""
 
 
 @contextmanager
 def forward_output(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Print the redacted output of a process, line by line, until it ends."""
+    """Print stdout and stderr of a process during the block, line by line and without secrets."""
     pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     threads = [threading.Thread(target=_copy_lines, args=pair, daemon=True) for pair in pairs if pair[0]]
     for thread in threads:
@@ -30,6 +30,7 @@ def forward_output(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _copy_lines(source: IO[str], sink: IO[str]) -> None:
+    """Copy lines from `source` to `sink` without secrets, until `source` is closed."""
     redacted = LineRedactor()
     with source:
         for line in source:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def train(recipe: run.Partial, name: str = "") -> None:
-    """Train `recipe` with NeMo-Run's LocalExecutor and torchrun, and wait until it ends.
+    """Train `recipe` with NeMo-Run's LocalExecutor and torchrun, and wait until training ends.
 
     NeMo writes logs and checkpoints to the folder in `recipe.log`, NeMo-Run its experiment to ~/.nemo_run. NeMo-Run
-    imports the script in every rank, where this function does nothing, so the script needs no guard. `recipes run` adds
-    a run folder, a progress display, and a checkpoint on Ctrl-C.
+    imports the script in every rank, where this function does nothing, so the script needs no guard. `recipes run` also
+    creates a run folder, shows the progress, and saves a checkpoint on Ctrl-C.
 
     Args:
         recipe: a partial of `llm.pretrain`, `finetune`, `distill` or `prune`; it is not modified.
@@ -52,7 +52,7 @@ def train(recipe: run.Partial, name: str = "") -> None:
             local.require_memory(title, recipe, ranks)
         recipe, changes = rehearse(recipe, devices=ranks)
         print(
-            f"no GPU on this machine: rehearsing on {ranks} CPU ranks; {len(changes)} GPU settings changed "
+            f"no GPU on this machine: rehearsing on {ranks} CPU ranks with {len(changes)} changed GPU settings "
             "(superpod.rehearsal.rehearse returns them)",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""`--from`: select the NeMo checkpoint from which training starts, and check its metadata. Does not need NeMo."""
+"""Select the NeMo checkpoint from which training starts (`--from`), and check its metadata. Does not need NeMo."""
 
 from __future__ import annotations
 
@@ -16,32 +16,27 @@ PATH = "resume.restore_config"
 
 
 def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
-    """Select the checkpoint that `--from` specifies: the given one, or the best or latest one of a run.
+    """Return the checkpoint that `--from` specifies: `path` itself, or the best or latest checkpoint of a run.
 
-    Args:
-        path: a checkpoint, a run folder, a folder of checkpoints, or RUN/last.
-        shape: the shape of the model in the recipe.
-        rows: minimum number of rows of the embedding, that is, the vocabulary size; 0 = unknown.
-
-    Raises:
-        UserError: no checkpoint is intact, or it contains an adapter or a different model.
+    `path` is a checkpoint, a run folder, a folder of checkpoints, or RUN/last; `rows` is the minimum number of rows of
+    the embedding (the vocabulary size), 0 = unknown. Raises UserError if no checkpoint is intact, or it contains an
+    adapter or a model of another shape.
     """
     from superpod.reports.runs import checkpoint_list
 
-    last = path.name == LAST and not path.exists()
-    intact_checkpoints = [
-        one for one in checkpoint_list.list_checkpoints(path.parent if last else path) if one.is_intact
-    ]
+    is_last = path.name == LAST and not path.exists()
+    checkpoints = checkpoint_list.list_checkpoints(path.parent if is_last else path)
+    intact_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.is_intact]
     if not intact_checkpoints:
         raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the problems")
-    checkpoint = (
-        max(intact_checkpoints, key=lambda item: item.step or 0)
-        if last
-        else checkpoint_list.choose_best(intact_checkpoints)
-    )
+    if is_last:
+        checkpoint = max(intact_checkpoints, key=lambda checkpoint: checkpoint.step or 0)
+    else:
+        checkpoint = checkpoint_list.choose_best(intact_checkpoints)
     if checkpoint.adapter:
         raise UserError(
-            f"--from {checkpoint.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"
+            f"--from {checkpoint.path} is an adapter",
+            "merge it with `recipes ckpt convert RUN OUT`, then use --model OUT",
         )
     differences = shape_differences(checkpoint.path, shape, rows)
     if differences:
@@ -52,7 +47,10 @@ def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
 
 
 def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> list[str]:
-    """List the differences between a checkpoint and a model shape, based on the checkpoint metadata."""
+    """Return the differences between a checkpoint's metadata and a model shape as sentences; [] if they match.
+
+    `rows` is the minimum number of rows of the embedding.
+    """
     from superpod.runtime.checkpoints import checkpoint_metadata
 
     tensors = checkpoint_metadata.read(checkpoint).tensors
@@ -68,14 +66,14 @@ def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> lis
 
 
 def to_override(path: Path, recipe: str) -> str:
-    """Convert `--from` to an override of a recipe. Raises UserError as `select_checkpoint` does."""
+    """Return the override that starts `recipe` from the checkpoint `path` (`--from`). Raises UserError."""
     from superpod.collection.registry import find
 
     return f"{PATH}={select_checkpoint(path, find(recipe).shape)}"
 
 
 def read_vocab_size(model: Path) -> int:
-    """Read `vocab_size` from the config.json of a Hugging Face folder; return 0 if it is missing."""
+    """Return `vocab_size` from the config.json of a Hugging Face folder; 0 if it is missing."""
     import json
 
     try:

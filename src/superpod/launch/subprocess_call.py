@@ -1,7 +1,7 @@
-"""Call a function in a separate process, because NeMo does not release process groups and memory.
+"""Call a function in a separate process, since NeMo does not release process groups and memory.
 
 Without a GPU, the process is forked from this one, which has already imported NeMo. With a GPU, a new process is
-started, because CUDA does not survive a fork.
+started, since CUDA cannot be used after a fork.
 """
 
 from __future__ import annotations
@@ -19,37 +19,40 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from superpod.common import atomic_file, locks, progress_file
 from superpod.errors import UserError
 from superpod.runtime.processes import watchdog
 from superpod.runtime.processes.attempt_processes import kill_group, send
+from superpod.runtime.processes.forked import fork
 
 CLEANUP_S = 5.0
-"""Seconds that an interrupted call has to remove incomplete files."""
+"""Seconds that an interrupted call may take to remove incomplete files."""
 
 
 class SubprocessFailed(RuntimeError):
-    """The process failed; the message contains its error."""
+    """The process of a call failed; the message contains its error."""
 
 
 def call(function: str, log: Path, /, **arguments: object) -> Any:
-    """Call "module:function" with JSON arguments and return its JSON result; write its output to `log`.
+    """Call `function` ("module:function") with JSON arguments in a separate process; return its JSON result.
+
+    The process writes its output to `log`.
 
     Raises:
-        UserError: raised by the function.
-        SubprocessFailed: the function raised a different exception, or the process was killed.
+        UserError: the function raised it.
+        SubprocessFailed: the function raised another exception, or the process was killed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    answer = log.with_suffix(".json")
-    # An answer of an earlier call would be mistaken for that of a process that fails now.
-    answer.unlink(missing_ok=True)
-    request = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
+    result_file = log.with_suffix(".json")
+    # The result of an earlier call would be mistaken for that of a process that fails now.
+    result_file.unlink(missing_ok=True)
+    request = json.dumps({"function": function, "arguments": arguments, "answer": str(result_file)}, default=str)
     code = _run_forked(request, log) if _can_fork() else _run_new_process(request, log)
     try:
-        outcome = json.loads(answer.read_bytes())
-        answer.unlink()
+        outcome = json.loads(result_file.read_bytes())
+        result_file.unlink()
     except (OSError, ValueError):
         outcome = {"failed": f"exit code {code}"}
     if "refused" in outcome:
@@ -60,7 +63,7 @@ def call(function: str, log: Path, /, **arguments: object) -> Any:
 
 
 def call_once(function: str, /, **arguments: object) -> Any:
-    """Do the same as `call`, with a temporary log that is kept only if the process fails."""
+    """Call a function like `call`, with a temporary log that is kept only if the process fails."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-call-"))
     keep = False
     try:
@@ -74,27 +77,23 @@ def call_once(function: str, /, **arguments: object) -> Any:
 
 
 def _can_fork() -> bool:
+    """Return whether a fork works (without CUDA) and saves time (NeMo is imported)."""
     torch: Any = sys.modules.get("torch")
-    # Without NeMo imported, a fork saves nothing.
     return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
 
 
 def _run_forked(request: str, log: Path) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with watchdog.run_watchdog() as watching:
-        pid = os.fork()
-        if pid:
-            return _wait(pid, watching)
-        _answer_and_exit(request, log)
+    """Handle the request in a forked process and return its exit code."""
+    with watchdog.run_watchdog() as call_watchdog:
+        return _wait(fork(lambda: _call_in_fork(request, log)), call_watchdog)
 
 
-def _wait(pid: int, watching: watchdog.Watchdog) -> int:
-    """Wait for a call and return its exit code.
+def _wait(pid: int, call_watchdog: watchdog.Watchdog) -> int:
+    """Wait for the process of a call and return its exit code.
 
-    If this process is interrupted, stop the call; if it is killed, the watchdog kills the call.
+    If this process is interrupted, the call is stopped; if this process is killed, the watchdog kills the call.
     """
-    watching.add_group(pid)
+    call_watchdog.add_group(pid)
     _running.append(pid)
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -109,7 +108,7 @@ _running: list[int] = []
 
 
 def stop_running() -> None:
-    """Stop all running calls, before this process exits immediately."""
+    """Stop the processes of all running calls. Call it before an immediate exit of this process."""
     for pid in _running:
         _stop(pid)
 
@@ -118,7 +117,7 @@ def _stop(pid: int) -> None:
     """Interrupt a call, wait up to CLEANUP_S for it to remove incomplete files, then kill its process group."""
     send([pid], signal.SIGINT)
     deadline = time.monotonic() + CLEANUP_S
-    with contextlib.suppress(ChildProcessError):  # it ended before the signal
+    with contextlib.suppress(ChildProcessError):  # it exited before the signal
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:
                 kill_group(pid)
@@ -126,31 +125,22 @@ def _stop(pid: int) -> None:
     kill_group(pid)
 
 
-def _answer_and_exit(request: str, log: Path) -> NoReturn:
-    """Handle the request in the forked process, in a new session, which does not receive signals of the terminal."""
+def _call_in_fork(request: str, log: Path) -> None:
+    """Handle the request in the forked process, in a new session, which signals of the terminal do not reach."""
     os.setsid()
     _close_run_lock()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # KeyboardInterrupt removes temporary folders
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    try:
-        sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for number in (1, 2):
-            os.dup2(sink, number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-        _answer(request)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # not sys.exit, which would run the parent's exit handlers
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(1)
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(sink, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    _execute(request)
 
 
 def _close_run_lock() -> None:
-    """Close the inherited lock of the run, so that it is released as soon as the parent exits."""
+    """Close the inherited lock of the run, so that the kernel releases it when the parent exits."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if entry.readlink().name == locks.LAUNCHER:
@@ -158,17 +148,19 @@ def _close_run_lock() -> None:
 
 
 def _run_new_process(request: str, log: Path) -> int:
+    """Handle the request in a new process and return its exit code."""
     with log.open("ab") as sink:
         command = [sys.executable, "-P", "-m", __name__]  # -P: import nothing from the current folder
-        with watchdog.run_watchdog() as watching, tempfile.TemporaryFile() as stdin:
+        with watchdog.run_watchdog() as call_watchdog, tempfile.TemporaryFile() as stdin:
             stdin.write(request.encode())
             stdin.seek(0)
             process = subprocess.Popen(command, stdin=stdin, stdout=sink, stderr=sink, start_new_session=True)
-            process.returncode = _wait(process.pid, watching)
+            process.returncode = _wait(process.pid, call_watchdog)
             return process.returncode
 
 
-def _answer(request: str) -> None:
+def _execute(request: str) -> None:
+    """Call the function of a request, and write its result or error to the file that the request names."""
     from superpod.rehearsal import install
 
     call = json.loads(request)
@@ -190,4 +182,4 @@ def _answer(request: str) -> None:
 
 
 if __name__ == "__main__":  # checkpoint writers import this file again
-    _answer(sys.stdin.read())
+    _execute(sys.stdin.read())

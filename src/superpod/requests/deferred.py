@@ -1,10 +1,10 @@
 """Defer the build of a recipe to the nodes if NeMo or the data are missing at submission.
 
 Without NeMo, the batch script and the run folder are derived from the recipe's declaration, and from overrides whose
-effect is known here. With deferred data, a folder that another job writes (`recipes submit --after JOB`), they are
-derived from the recipe on mock data. The script contains the request and this project's sources instead of an exported
-file; on the nodes, `build` builds the configuration and exits if it differs from the plan. The job checks the data
-before it starts the ranks (`runtime/attempts/deferred_data.py`).
+effect is known here. With deferred data (a folder that another job writes, `recipes submit --after JOB`), they are
+derived from the recipe with mock data. The script contains the request and this project's sources instead of an
+exported file. On the nodes, `build` builds the configuration and exits if it differs from the plan. The job checks the
+data before it starts the ranks (`runtime/attempts/deferred_data.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from superpod.requests.resolve import (
 if TYPE_CHECKING:
     import nemo_run as run
 
-WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
+WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed and `sbatch job.sbatch` here, or"
 NO_NEMO_NOTE = (
     "NeMo is not installed on this machine: layout and memory were checked, but the values of overrides were not, and "
     "the checks of Megatron and Transformer Engine did not run; the job builds and checks the configuration before it "
@@ -53,9 +53,9 @@ LAYOUT_FIELDS |= {
     "data.micro_batch_size": "mbs",
     "data.global_batch_size": "gbs",
 }
-"""Override -> field of `Layout`."""
+"""Path of an override -> field of `Layout`."""
 COUNT_OVERRIDES = ("trainer.max_steps", "trainer.num_nodes", "trainer.devices", "log.ckpt.every_n_train_steps")
-"""Overrides that set a field of `ResolvedRun` or the number of GPUs."""
+"""Paths of overrides that set a field of `ResolvedRun` or the number of GPUs."""
 NODE_ONLY_OVERRIDES = (
     *("optim.config.lr", "optim.config.min_lr", "optim.config.weight_decay", "optim.config.clip_grad"),
     *("optim.config.adam_beta1", "optim.config.adam_beta2", "optim.config.adam_eps"),
@@ -64,7 +64,7 @@ NODE_ONLY_OVERRIDES = (
     *("trainer.log_every_n_steps", "trainer.num_sanity_val_steps", "log.ckpt.save_top_k", "data.num_workers"),
     "resume.restore_config.path",
 )
-"""Overrides that change neither the layout nor the memory nor the step time, so that only the nodes apply them."""
+"""Paths of overrides that affect neither layout, memory nor step time, so that only the nodes apply them."""
 
 FAMILY_OPTIONS: dict[str, dict[str, float]] = {
     "starcoder_15b": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
@@ -73,16 +73,15 @@ FAMILY_OPTIONS: dict[str, dict[str, float]] = {
     "e5": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
     "hyena": {"fused_loss": False},
 }
-"""Model, or the first word of its name -> options for which NeMo 2.7.3's class differs from the planner's defaults."""
+"""Model, or the first word of its name -> options in which NeMo 2.7.3's class differs from the planner's defaults."""
 TINY_SAVE_EVERY = 10
-"""Steps between checkpoints of the tiny models, as in recipes/models/tiny.py."""
+"""Steps between two checkpoints of the tiny models, as in recipes/models/tiny.py."""
 
 
 def resolve_for_job(request: Request) -> ResolvedRun:
-    """Resolve a request for a job: on this machine, or deferred to the nodes.
+    """Resolve a request for a Slurm job: on this machine, or deferred to the nodes if NeMo or the data are missing.
 
-    Raises:
-        UserError: in the same cases as `resolve` and `plan_run`.
+    Raises UserError in the same cases as `resolve` and `plan_run`.
     """
     if installed.missing_package():
         return plan_run(request)
@@ -93,7 +92,7 @@ def resolve_for_job(request: Request) -> ResolvedRun:
 
 
 def needs_nemo(request: Request) -> bool:
-    """Return whether `resolve_for_job` will import NeMo."""
+    """Return whether `resolve_for_job` would import NeMo for a request."""
     return not installed.missing_package() and not is_cached(without_deferred_data(request))
 
 
@@ -101,35 +100,35 @@ def needs_nemo(request: Request) -> bool:
 
 
 def is_deferred(data: Path | None) -> bool:
-    """Return whether a data folder does not exist yet or is incomplete: `recipes data` writes dataset.json last."""
+    """Return whether a data folder does not exist yet or is incomplete. `recipes data` writes dataset.json last."""
     return data is not None and not (data / FILE).exists() and not data.is_file()
 
 
 def with_deferred_data(request: Request, data: Path) -> Request:
-    """Return a request that was checked without data, with a data folder that does not exist yet.
+    """Return a request, which was checked without data, with the data folder `data`, which does not exist yet.
 
-    Raises:
-        UserError: the recipe is from a user collection, whose Python files are not copied to the job.
+    Raises UserError if the recipe is from a user collection, whose Python files are not copied to the job.
     """
     if is_user_recipe(request.sized_recipe()):
         raise UserError(
             f"--data {data} does not exist yet, but {request.recipe} is from your own collection, and such "
             "recipes are built at submission, with their data",
-            "submit after the data job has ended: sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'",
+            "submit after the data job has ended: `sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'`",
         )
     return replace(request, data=data.absolute(), deferred_data=True)
 
 
 def deferred_data_note(request: Request, jobs: Sequence[str]) -> str:
-    """Return a note saying that other jobs will write the data folder."""
+    """Return a note that the `jobs` (ids) are expected to write the data folder of a request."""
+    verb = "is" if len(jobs) == 1 else "are"
     return (
-        f"{request.data} does not exist yet; {', '.join(jobs)} is expected to write it. The run checks for it at its "
-        "start, and stops if it is missing"
+        f"{request.data} does not exist yet; {', '.join(jobs)} {verb} expected to write it. If it is missing when the "
+        "run starts, the run stops"
     )
 
 
 def without_deferred_data(request: Request) -> Request:
-    """Return the request with mock data instead of deferred data."""
+    """Return a request with mock data instead of deferred data; unchanged if its data are not deferred."""
     if not request.deferred_data:
         return request
     return replace(request, data=None, deferred_data=False)
@@ -141,8 +140,7 @@ def without_deferred_data(request: Request) -> Request:
 def plan_run(request: Request) -> ResolvedRun:
     """Resolve a request with the planner alone, without NeMo.
 
-    Raises:
-        UserError: an illegal layout, or a recipe or an override whose effect depends on NeMo.
+    Raises UserError for an illegal layout, and for a recipe or an override whose effect depends on NeMo.
     """
     from superpod.nemo2 import validation as rules
     from superpod.planner import legality, plans
@@ -155,6 +153,8 @@ def plan_run(request: Request) -> ResolvedRun:
     rules.require(legality.violations(job))
     nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
     gpus = values.get("trainer.devices", recipe.gpus_per_node)
+    is_tiny = recipe.model.name.startswith("tiny_")
+    save_every = TINY_SAVE_EVERY if is_tiny else save_interval.save_every(recipe, request.num_nodes)
     planned = ResolvedRun(
         request=request,
         job=job,
@@ -162,7 +162,7 @@ def plan_run(request: Request) -> ResolvedRun:
         nodes=nodes,
         gpus_per_node=gpus,
         max_steps=values.get("trainer.max_steps", recipe.schedule.max_steps),
-        save_every=values.get("log.ckpt.every_n_train_steps", _save_every(recipe, request.num_nodes)),
+        save_every=values.get("log.ckpt.every_n_train_steps", save_every),
         data_facts=describe_data(request.data) if request.data and not request.deferred_data else {},
         lines=[],
     )
@@ -175,24 +175,24 @@ def is_user_recipe(recipe: Recipe) -> bool:
 
 
 def defer(run: ResolvedRun) -> ResolvedRun:
-    """Return the run with a `source` that contains its request, which the ranks build."""
+    """Return a run whose `source` contains its request, so that the ranks build it."""
     heading = f"# {' '.join([run.request.recipe, *run.request.overrides])}: rank 0 replaces this file after the build"
     return replace(run, is_deferred=True, lines=[heading], source=_source(run))
 
 
-def _needs_nemo_error(what: str) -> UserError:
+def _needs_nemo_error(subject: str) -> UserError:
+    """Return the error for `subject`, an override or a recipe whose effect depends on NeMo."""
     return UserError(
-        f"{what}: its effect can only be determined with NeMo, but {installed.missing_package() or 'NeMo'} is not "
+        f"{subject}: its effect can only be determined with NeMo, but {installed.missing_package() or 'NeMo'} is not "
         "installed",
         f"{WITHOUT_NEMO} {installed.INSTALL}",
     )
 
 
 def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Parse the overrides that affect the plan to path -> value; later overrides take precedence.
+    """Return path -> value of the overrides that affect the plan; later overrides take precedence.
 
-    Raises:
-        UserError: an override whose effect depends on NeMo.
+    Raises UserError if the effect of an override depends on NeMo.
     """
     values: dict[str, Any] = {}
     for text in overrides:
@@ -206,6 +206,7 @@ def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _parse_value(text: str, path: str, value: str) -> int | bool | None:
+    """Return the value of the override `text`. Raises UserError unless it is of the type of the field `path`."""
     if path.endswith("sequence_parallel") and value in ("True", "False", "true", "false"):
         return value in ("True", "true")
     if LAYOUT_FIELDS.get(path) in ("vp", "etp") and value in ("None", "null"):
@@ -216,16 +217,20 @@ def _parse_value(text: str, path: str, value: str) -> int | bool | None:
 
 
 def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob:
+    """Return the planner's job for a recipe with the parsed overrides `values`."""
     from superpod.collection import recipe_job
     from superpod.planner import hardware
 
     base = recipe_job.job(recipe, request.num_nodes)
     layout = replace(base.layout, **{short: values[path] for path, short in LAYOUT_FIELDS.items() if path in values})
+    model = recipe.model.name
+    family_options = FAMILY_OPTIONS.get(model) or FAMILY_OPTIONS.get(model.partition("_")[0], {})
+    options: dict[str, Any] = {"overlap_tp": _overlaps_tp(base, layout), **family_options}
     nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
     job = base.replace(
         layout=layout,
         gpus=nodes * values.get("trainer.devices", recipe.gpus_per_node),
-        options=replace(base.options, overlap_tp=_overlaps_tp(base, layout), **_family_options(recipe.model.name)),
+        options=replace(base.options, **options),
     )
     job = recipe_job.with_attention(job)
     if not request.gpu:
@@ -234,21 +239,14 @@ def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob
     return job.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
-def _family_options(model: str) -> dict[str, Any]:
-    return FAMILY_OPTIONS.get(model) or FAMILY_OPTIONS.get(model.partition("_")[0], {})
-
-
-def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
-    if recipe.model.name.startswith("tiny_"):
-        return TINY_SAVE_EVERY
-    return save_interval.save_every(recipe, num_nodes)
-
-
 def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
-    """Return whether TP communication overlaps. `nemo2/build/overlap.py` uses the recipe's layout, before overrides."""
-    own_layout = base.layout
+    """Return whether TP communication overlaps with GEMMs in a job with the overridden `layout`.
+
+    `nemo2/build/overlap.py` decides from the recipe's layout, before overrides.
+    """
+    recipe_layout = base.layout
     if layout.tp > 1 and layout.sp:
-        return own_layout.tp > 1 and own_layout.sp and base.options.overlap_tp
+        return recipe_layout.tp > 1 and recipe_layout.sp and base.options.overlap_tp
     return base.options.overlap_tp
 
 
@@ -275,6 +273,7 @@ def recipe():
 
 
 def _source(run: ResolvedRun) -> str:
+    """Return the text of the Python file that contains the request of a run and its plan."""
     heading = f"{run.request.recipe} on {run.nodes} nodes x {run.gpus_per_node} GPUs, as submitted."
     request = run.request.with_resolved_size()  # so that the nodes do not search for a layout
     facts = json.dumps({"recipe": request.recipe, **request.facts(), "data_facts": run.data_facts})
@@ -282,7 +281,7 @@ def _source(run: ResolvedRun) -> str:
 
 
 def planned_facts(run: ResolvedRun) -> dict[str, Any]:
-    """Return the values that the batch script and the preflight of a run depend on, as JSON values."""
+    """Return the values of a run on which its batch script and its preflight depend, as JSON values."""
     job, sizes = run.job, ("nodes", "gpus_per_node", "max_steps", "save_every")
     facts: dict[str, Any] = {name: getattr(run, name) for name in sizes}
     facts |= {name: getattr(job, name) for name in ("seq", "precision", "task", "gpus")}
@@ -295,7 +294,7 @@ LAYOUT_FILES = "included/recipes/layouts/"
 
 
 def sources(run: ResolvedRun) -> dict[str, Path]:
-    """Return the files to copy to the job of a deferred run, besides the runtime: path in its code folder -> file."""
+    """Return path in the code folder -> file, for the files that a deferred run needs in addition to the runtime."""
     if not run.is_deferred:
         return {}
     own_layouts = find(run.request.recipe).source
@@ -312,8 +311,8 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
 def build(request: Mapping[str, Any], plan: Mapping[str, Any]) -> run.Partial:
     """Build the requested recipe on a rank of the job; rank 0 writes recipe.txt to the run folder.
 
-    The rank exits before the process group is initialized if the recipe violates a rule or differs from the plan,
-    because the number of nodes, the time limit and the memory were chosen for the plan.
+    Exits before the process group is initialized if the recipe violates a rule or differs from `plan`, for which the
+    number of nodes, the time limit and the memory were chosen.
     """
     os.environ.pop(collection.VARIABLE, None)  # the job has its own copy; the user's folder may not exist here
     try:
@@ -329,7 +328,10 @@ def build(request: Mapping[str, Any], plan: Mapping[str, Any]) -> run.Partial:
 
 
 def plan_differences(plan: Mapping[str, Any], built_plan: Mapping[str, Any], where: str = "") -> list[str]:
-    """List the differences between two results of `planned_facts`, such as `layout.tp: 2 planned, 4 built`."""
+    """Return the differences of two results of `planned_facts`, such as `layout.tp: 2 planned, 4 built`.
+
+    `where` is the prefix of the names.
+    """
     lines: list[str] = []
     for name in sorted({*plan, *built_plan}):
         old, new = plan.get(name), built_plan.get(name)
@@ -341,6 +343,7 @@ def plan_differences(plan: Mapping[str, Any], built_plan: Mapping[str, Any], whe
 
 
 def _write_recipe_lines(built_run: BuiltRun) -> None:
+    """Write recipe.txt to the run folder if this is rank 0 of a job."""
     run_dir = os.environ.get("SUPERPOD_RUN_DIR")
     if run_dir and os.environ.get("RANK") == "0":
         atomic_file.write(Path(run_dir, "recipe.txt"), "".join(f"{line}\n" for line in built_run.lines))

@@ -1,4 +1,4 @@
-"""A request for a run: recipe, overrides, data and size. Parsed and checked without NeMo."""
+"""Represent and check a request for a run (recipe, overrides, data and size) without NeMo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""The two fields that hold the sequence length; an override of one also changes the other."""
+"""The two fields with the sequence length. An override of one changes the other too."""
 OPTION_PATHS = {
     "num_nodes": ("--nodes", ("trainer.num_nodes",)),
     "seq": ("--seq", LENGTHS),
@@ -29,7 +29,6 @@ OPTION_PATHS = {
 }
 """Field of `Request` -> its option, and the override paths that set the same value."""
 
-
 MOCK_DATA = (
     "mock data: random tokens from NeMo's MockDataModule, from which a model learns nothing; --data DIR trains on text"
 )
@@ -37,7 +36,7 @@ MOCK_DATA = (
 
 @dataclass(frozen=True)
 class Request:
-    """A run as requested by the user; `resolve.resolve` converts it to a resolved run."""
+    """A run that a user requests. `resolve.resolve` converts it to a resolved run."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -45,11 +44,11 @@ class Request:
     data: Path | None = None
     """a folder written by `recipes data`; None = mock data"""
     num_nodes: int | None = None
-    """None = the smallest size that the recipe declares; for an undeclared size, the planner chooses the layout"""
+    """None = the smallest size that the recipe declares. For an undeclared size, the planner selects the layout"""
     gpu: str = ""
-    """GPU for which a configuration is checked; "" = the GPU of the recipe, as for every run"""
+    """GPU for which a configuration is checked; "" = that of the recipe"""
     seq: int | None = None
-    """tokens per sample; None = from the overrides, else from the recipe"""
+    """tokens per sample; None = from the overrides, or else from the recipe"""
     gbs: int | None = None
     """samples per global batch; None = from the recipe"""
     batch_tokens: int | None = None
@@ -57,16 +56,16 @@ class Request:
     layout: Layout | None = None
     """a complete layout; None = from the recipe"""
     best_layout: bool = False
-    """use the planner's fastest layout instead of the layout in the recipe"""
+    """whether to use the planner's fastest layout instead of the recipe's layout"""
     deferred_data: bool = False
-    """whether the data folder is written by a job that the run waits for (requests/deferred.py)"""
+    """whether a job for which the run waits writes the data folder (requests/deferred.py)"""
     gpus_per_node: int | None = None
-    """number of GPUs of a single node to use; None = all"""
+    """number of GPUs to use on a single node; None = all"""
     profile: str = ""
     """steps and ranks to profile (requests/profile_request.py); "" = none"""
 
     def facts(self) -> dict[str, Any]:
-        """Return the request as entries of run.json, for `from_facts`."""
+        """Return the entries of run.json from which `from_facts` creates the request."""
         from superpod.collection import layout_text
 
         facts: dict[str, Any] = {
@@ -87,11 +86,7 @@ class Request:
 
     @classmethod
     def from_facts(cls, recipe: str, facts: Mapping[str, Any], gpu: str = "") -> Request:
-        """Read a request from entries of run.json.
-
-        Raises:
-            UserError: the layout is invalid.
-        """
+        """Create a request from entries of run.json. Raises UserError if the layout in them is invalid."""
         data, layout = facts.get("data"), facts.get("layout")
         return cls(
             recipe,
@@ -107,7 +102,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
-        """Read the request of an existing run, append the overrides `more`, and replace its data if `data` is given."""
+        """Create the request of an existing run with the overrides `more` appended, and `data` if it is given."""
         request = cls.from_facts(run.recipe, run.facts)
         if request.data and (request.data / deferred_data.FILE).is_file():
             request = replace(request, deferred_data=False)
@@ -116,39 +111,36 @@ class Request:
         return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
 
     def sized_recipe(self) -> Recipe:
-        """Return the recipe at the requested size, sequence length, batch size and layout, without NeMo.
+        """Return the recipe with the requested size, sequence length, batch size and layout, without NeMo.
 
-        Raises:
-            UserError: there is no such recipe, or it cannot run on this number of nodes.
+        Raises UserError if there is no such recipe, or it cannot be trained on this number of nodes.
         """
         from superpod.collection.sizes import sized
 
         return sized.find_sized(self.recipe, self.size())
 
     def size(self) -> Size:
-        """Return the requested size, based on the options and on overrides of the sequence length."""
+        """Return the requested size, from the options and from overrides of the sequence length."""
         from superpod.collection.sizes.sized import Size
 
-        seq = _sequence_length(self.overrides) if self.seq is None else self.seq
+        seq = self.seq
+        if seq is None:
+            lengths = {_assigned_count(text) for text in self.overrides if path_of(text) in LENGTHS}
+            seq = lengths.pop() if len(lengths) == 1 else None  # `check` refuses conflicting overrides
         size = Size(self.num_nodes, seq, self.gbs, self.batch_tokens, self.layout, self.best_layout)
         return replace(size, gpus_per_node=self.gpus_per_node)
 
     def job(self) -> PlannedJob:
-        """Return the planner's job for the recipe at the requested size, without overrides.
-
-        Raises the same errors as `sized_recipe`.
-        """
+        """Return the planner's job for the recipe with the requested size, without overrides. Raises UserError."""
         from superpod.collection import recipe_job
 
         return recipe_job.job(self.sized_recipe(), self.num_nodes)
 
     def require_legal_layout(self) -> None:
-        """Check, before NeMo is imported, that the layout is legal at the requested size and sequence length.
+        """Raise UserError if the layout is illegal at the requested size and sequence length. Does not import NeMo.
 
-        The check is skipped if an override may make the layout legal.
-
-        Raises:
-            UserError: lists every violated rule; the hint has the layout that the planner would choose.
+        The message has every violated rule, the hint the layout that the planner would select. Nothing is checked if an
+        override may make the layout legal.
         """
         from superpod.collection.sizes import better_layout
         from superpod.collection.sizes.sized import SizedRecipe
@@ -166,10 +158,9 @@ class Request:
             ) from illegal
 
     def with_resolved_size(self) -> Request:
-        """Return the request with its resolved layout, batch size and sequence length.
+        """Return the request with its resolved layout, batch size and sequence length. Raises UserError.
 
-        A resumed run then keeps them, even if a later version of the planner would choose different ones. Raises the
-        same errors as `sized_recipe`.
+        A resumed run then keeps them, even if a later version of the planner would select others.
         """
         from superpod.collection.sizes.sized import SizedRecipe
 
@@ -183,7 +174,7 @@ class Request:
         return replace(self, num_nodes=nodes, gbs=gbs, batch_tokens=None, layout=kept_layout, best_layout=False)
 
     def changes(self) -> tuple[str, ...]:
-        """Return the overrides, and those options that invalidate the recipe's proof, written as overrides."""
+        """Return the overrides, and as overrides the options with which the recipe's proof is not valid."""
         changes = [*self.overrides]
         if self.seq:
             changes.append(f"data.seq_length={self.seq}")
@@ -192,9 +183,9 @@ class Request:
         return tuple(changes)
 
     def _has_another_layout(self) -> bool:
-        """Return whether the requested layout differs from the one that the recipe declares for this size.
+        """Return whether the requested layout differs from the layout that the recipe declares for this size.
 
-        The global batch size is ignored, because the model that is built depends only on the micro-batch size.
+        The global batch size is ignored, since the model that is built depends only on the micro-batch size.
         """
         from superpod.collection.registry import find
 
@@ -206,7 +197,7 @@ class Request:
         return layout != replace(declared.layouts[nodes], gbs=layout.gbs)
 
     def notes(self) -> list[str]:
-        """List notes on the requested size and steps, one line each. Raises the same errors as `sized_recipe`."""
+        """Return notes on the requested size and number of steps, one line each. Raises UserError."""
         from superpod.collection.sizes.sized import TOKENS_PER_STEP, SizedRecipe
         from superpod.nemo2.build import learning_rate_schedule
 
@@ -221,17 +212,14 @@ class Request:
 
     @property
     def mock_data_notes(self) -> list[str]:
-        """Notes on the use of mock data; [] if the request has a data folder."""
+        """A note on mock data in a list; [] if the request has a data folder."""
         return [MOCK_DATA] if self.data is None else []
 
     def check(self, *, any_subject: bool = False) -> None:
         """Check the request as far as possible before NeMo is imported.
 
-        Args:
-            any_subject: also accept Python files and NeMo's own recipes (requests/subject.py).
-
-        Raises:
-            UserError: an unknown recipe or size, an invalid override or value, a secret, or an incomplete data folder.
+        With `any_subject`, Python files and NeMo's own recipes are accepted too (requests/subject.py). Raises UserError
+        for an unknown recipe or size, an invalid override, a secret, or an incomplete data folder.
         """
         from superpod.data.folder import DataFolder
         from superpod.nemo2 import validation as rules
@@ -241,8 +229,8 @@ class Request:
         if subject.subject_kind(self.recipe) != "recipe" and not any_subject:
             raise UserError(
                 f"{self.recipe!r} is not in `recipes list`",
-                "use `recipes check` or `recipes rehearse` for files and NeMo's recipes; to train a file, see its "
-                "docstring",
+                "use `recipes check` or `recipes rehearse` for files and NeMo's recipes; the docstring of an exported "
+                "file has the command that trains it",
             )
         for override in self.overrides:
             _check_override(override)
@@ -253,29 +241,23 @@ class Request:
             DataFolder.load(self.data)
 
     def _check_conflicts(self) -> None:
-        """Check that no option and override, and no two overrides, set one value to different numbers."""
+        """Raise UserError if an option and an override, or two overrides, set the same value to different numbers."""
         overrides_by_path = {path_of(text): text for text in self.overrides}
+        counts = {path: _assigned_count(text) for path, text in overrides_by_path.items()}
         for name, (option, paths) in OPTION_PATHS.items():
             value = getattr(self, name)
             for path in paths:
-                if (
-                    value is not None
-                    and path in overrides_by_path
-                    and _assigned_count(overrides_by_path[path]) != value
-                ):
+                if value is not None and path in counts and counts[path] != value:
                     raise UserError(
                         f"{option} {value} conflicts with {overrides_by_path[path]}: both set the same value",
                         "omit one of the two",
                     )
-        assigned_lengths = {
-            path: _assigned_count(overrides_by_path[path]) for path in LENGTHS if path in overrides_by_path
-        }
-        lengths = {path: number for path, number in assigned_lengths.items() if number}
+        lengths = {path: counts[path] for path in LENGTHS if counts.get(path)}
         if len({*lengths.values()}) > 1:
             texts = [f"{path}={number}" for path, number in lengths.items()]
             raise UserError(
                 f"{' conflicts with '.join(texts)}: both set the sequence length",
-                f"--seq {lengths['data.seq_length']} sets both",
+                f"use --seq {lengths['data.seq_length']}, which sets both",
             )
 
 
@@ -283,13 +265,12 @@ _SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "profile")
 _REQUESTED_GPUS = "requested_gpus_per_node"  # `gpus_per_node` in run.json is the run's actual number
 """Entries of run.json that exist only if the user requested them."""
 
-
 _LAYOUT = ("trainer.", "data.micro_batch_size", "data.global_batch_size", "model.config", "with", "optim")
 """Prefixes of overrides that may make a layout legal."""
 
 
 def _assigned_count(override: str) -> int | None:
-    """Return N of an override `path=N`; None unless N is a non-negative integer."""
+    """Return the value of an override if it is a non-negative integer below 10**12, otherwise None."""
     from superpod.nemo2.validation import values
 
     path_and_value = values.split_assignment(override)
@@ -297,17 +278,12 @@ def _assigned_count(override: str) -> int | None:
     return number if type(number) is int and 0 <= number < 10**12 else None
 
 
-def _sequence_length(overrides: Sequence[str]) -> int | None:
-    """Return the sequence length set by overrides; None if they set none, or conflicting ones."""
-    numbers = {_assigned_count(text) for text in overrides if path_of(text) in LENGTHS}
-    return numbers.pop() if len(numbers) == 1 else None
-
-
 ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenizer", "model_transform", "with")
-"""First fields of overrides: the arguments of `llm.pretrain` and `llm.finetune`, and `with`."""
+"""First fields of the paths of overrides: the arguments of `llm.pretrain` and `llm.finetune`, and `with`."""
 
 
 def _check_override(text: str) -> None:
+    """Raise UserError if the override `text` is malformed, has an unknown field, or contains a secret."""
     from superpod.collection.facts import override_fields
     from superpod.common.redaction import redact_text
     from superpod.nemo2 import options
@@ -317,7 +293,7 @@ def _check_override(text: str) -> None:
     options.require_known(text)
     first = re.split(r"\W", text, maxsplit=1)[0]
     if first not in ROOTS:
-        hint = did_you_mean(first, list(ROOTS)) or f"fields: {', '.join(ROOTS)}"
+        hint = did_you_mean(first, list(ROOTS)) or f"the fields are {', '.join(ROOTS)}"
         raise UserError(f"override {text.partition('=')[0]}: the recipe has no field {first!r}", hint)
     override_fields.refuse_misspelt(text)
     if redact_text(text) != text:

@@ -1,8 +1,8 @@
-"""Resolve a request: determine every value once, for local runs, exports, jobs and checks alike.
+"""Resolve a request: determine every value of a run once, for local runs, exports, jobs and checks.
 
 `resolve` builds the recipe with NeMo, whose import takes 10 to 20 s. `resolve_cached` returns the result as plain data,
-including the Python file that the ranks run; it is read from a cache if no input has changed. If NeMo or the data are
-missing, `deferred.py` defers the build to the nodes.
+including the Python file that the ranks execute, from a cache if no input has changed. If NeMo or the data are missing,
+`deferred.py` defers the build to the nodes.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A resolved request. Overrides, data and size are applied to all fields; consumers never read the recipe again."""
+    """A resolved request: overrides, data and size are applied, so that no consumer reads the recipe again."""
 
     request: Request
     job: PlannedJob
     """the planner's job: model, GPUs, precision and layout"""
     plan: dict[str, Any]
-    """contents of plan.json, the planner's prediction"""
+    """content of plan.json: the planner's prediction"""
     nodes: int
     gpus_per_node: int
     max_steps: int
     save_every: int
     """steps between two checkpoints; 0 = no checkpoints"""
     data_facts: dict[str, Any]
-    """statistics of the data that reports show"""
+    """statistics of the data, for reports"""
     lines: list[str]
-    """contents of recipe.txt"""
+    """lines of recipe.txt"""
     source: str = field(default="", repr=False)
-    """text of the Python file that the ranks run, whose `recipe()` returns the partial; "" before the export"""
+    """text of the Python file that the ranks execute, whose `recipe()` returns the partial; "" before the export"""
     is_deferred: bool = False
-    """whether it was resolved without NeMo or without its data (`deferred.py`): ranks build the request in `source`"""
+    """whether it was resolved without NeMo or without its data, so that the ranks build the request in `source`"""
 
     @property
     def layout(self) -> Layout:
@@ -64,38 +64,33 @@ class ResolvedRun:
 
     @property
     def step_time_s(self) -> float | None:
-        """Predicted step time in seconds; None if the planner has no estimate."""
+        """Predicted step time in seconds; None if the planner cannot predict it."""
         return self.plan["layouts"][0]["step_time_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltRun(ResolvedRun):
-    """A resolved run together with its NeMo configuration, which can be trained in this process or exported."""
+    """A resolved run with its NeMo configuration, which can be trained or exported."""
 
     partial: run.Partial = field(compare=False, repr=False)
 
     def export(self) -> ResolvedRun:
-        """Return the run as plain data, with `source` instead of the partial."""
+        """Return the run as plain data, with the Python file `source` instead of `partial`."""
         from superpod.collection.facts import environment
         from superpod.nemo2.export import recipe_source
 
         heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as submitted."
-        values: dict[str, Any] = {known.name: getattr(self, known.name) for known in fields(ResolvedRun)}
-        values["source"] = recipe_source.render(
-            self.partial, heading, environment.variables(self.job, self.request.overrides)
-        )
+        values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(ResolvedRun)}
+        variables = environment.variables(self.job, self.request.overrides)
+        values["source"] = recipe_source.render(self.partial, heading, variables)
         return ResolvedRun(**values)
 
 
 def resolve(request: Request, statistics: dict[str, Any] | None = None) -> BuiltRun:
-    """Build the request's recipe and derive all values of the run.
+    """Build the recipe of a request and determine all values of the run.
 
-    Args:
-        request: the recipe and its changes.
-        statistics: statistics of the data, if already computed.
-
-    Raises:
-        UserError: an unknown recipe, an invalid override, an illegal layout, or NeMo is not installed.
+    `statistics` are those of the data, if they are already computed. Raises UserError for an unknown recipe, an invalid
+    override or an illegal layout, and if NeMo is not installed.
     """
     partial, data_facts = build_configuration(request, statistics)
 
@@ -125,10 +120,9 @@ def resolve(request: Request, statistics: dict[str, Any] | None = None) -> Built
 
 
 def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
-    """Return the planner's job for a built configuration; for a recipe, the model is taken from its declaration.
+    """Return the planner's job for the built configuration of a request. The model of a recipe is the declared one.
 
-    Raises:
-        UserError: the planner does not know the model, or its sizes are inconsistent.
+    Raises UserError if the planner does not know the model, or its sizes are inconsistent.
     """
     from superpod.collection.registry import find
     from superpod.nemo2.validation import configured_job
@@ -145,7 +139,7 @@ def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
 
 
 def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
-    """List the rules on layout, precision and hardware that a configuration or its planner job violates."""
+    """Return the violations of rules on layout, precision and hardware by a configuration and its planned job."""
     from superpod.nemo2.validation import training
     from superpod.nemo2.validation.reading import Reader
     from superpod.planner import legality
@@ -156,21 +150,17 @@ def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
 def build_configuration(
     request: Request, statistics: dict[str, Any] | None = None
 ) -> tuple[run.Partial, dict[str, Any]]:
-    """Build the recipe, and apply the request's size, data and overrides, in this order.
+    """Build the recipe and apply the size, data and overrides of a request, in this order.
 
-    Returns:
-        The configuration, and statistics of the data.
-
-    Raises:
-        UserError: an unknown recipe, an override of an unknown field, or NeMo is not installed.
+    Returns the configuration and the statistics of the data, which are `statistics` if given. Raises UserError for an
+    unknown recipe or field, and if NeMo is not installed.
     """
     from superpod.requests import subject
 
     partial = subject.build(request)
+    # After `subject.build`, whose error has the command that installs NeMo-Run.
     from superpod.nemo2 import overrides
-    from superpod.nemo2.build import (
-        learning_rate_schedule,  # after `subject.build`, whose error says how to install NeMo-Run
-    )
+    from superpod.nemo2.build import learning_rate_schedule
 
     data_facts = use_data(partial, request.data, statistics) if request.data else {}
     overrides.apply(partial, list(request.overrides))
@@ -185,9 +175,9 @@ def build_configuration(
 
 
 def use_data(partial: run.Partial, path: Path, statistics: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Set the data module of a configuration to the data folder `path`; return statistics of the data.
+    """Set the data module of a configuration to the data folder `path`; return the statistics of the data.
 
-    They are not computed again if `statistics` is given.
+    If `statistics` is given, it is returned instead.
     """
     from superpod.data.folder import DataFolder
     from superpod.nemo2.data_module import data_module
@@ -207,7 +197,7 @@ def use_data(partial: run.Partial, path: Path, statistics: dict[str, Any] | None
 
 
 def describe_data(path: Path) -> dict[str, Any]:
-    """Return statistics of a data folder for reports, without NeMo. Reads every held-out token."""
+    """Return the unigram entropy of a data folder's validation data in nats; {} without any. Reads all its tokens."""
     from superpod.data.folder import DataFolder
     from superpod.data.tokens.entropy import unigram_entropy
 
@@ -223,14 +213,10 @@ _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
 def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
-    """Check that the overrides keep every required part of the configuration, valid counts, and the run folder's paths.
-
-    Raises:
-        UserError: names the field and its value.
-    """
+    """Raise UserError if overrides removed a required part, set an invalid count, or changed the run folder's paths."""
     import fiddle as fdl
 
-    _with_callbacks(partial, overrides)
+    _replace_missing_callbacks(partial, overrides)
     for path in _PARTS:
         node = partial
         for name in path.split("."):
@@ -252,12 +238,12 @@ def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
         if text.startswith(_RUN_PATHS):
             raise UserError(
                 f"override {text.partition('=')[0]}: a run always writes to its run folder",
-                "choose the folder for runs with --runs",
+                "specify the folder for runs with --runs",
             )
 
 
-def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
-    """Replace callbacks=None, as in NeMo's long-context recipes, with an empty list."""
+def _replace_missing_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
+    """Set callbacks=None, as in NeMo's long-context recipes, to an empty list, unless an override sets it."""
     if partial.trainer.callbacks is None and not any("callbacks" in text for text in overrides):
         partial.trainer.callbacks = []
 
@@ -266,10 +252,9 @@ def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 
 
 def resolve_cached(request: Request) -> ResolvedRun:
-    """Resolve the request to plain data with `source`; read it from the cache if possible, else build and cache it.
+    """Return the resolved run of a request as plain data, from the cache if possible; otherwise build and cache it.
 
-    Raises:
-        UserError: in the same cases as `resolve`.
+    Raises UserError in the same cases as `resolve`.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -290,7 +275,7 @@ def resolve_cached(request: Request) -> ResolvedRun:
 
 
 def is_cached(request: Request) -> bool:
-    """Return whether `resolve_cached` finds the request in the cache, without importing NeMo."""
+    """Return whether the resolved run of a request is in the cache. Does not import NeMo."""
     return (cache_folder() / f"{_cache_key(request)}.json").is_file()
 
 
@@ -313,20 +298,20 @@ SOURCES = (
     "reports",
     "profiles",
 )
-"""Folders of this package with code and data that affect the result of `resolve`."""
+"""Folders of this package with the code and data on which the result of `resolve` depends."""
 
 
 def _cache_key(request: Request) -> str:
-    """Hash all inputs of `resolve`: the request, its data, this project's sources, and the versions of NeMo's stack."""
+    """Return a hash of all inputs of `resolve`: the request, its data, this package's sources, and NeMo's versions."""
     from superpod.runtime.runs.versions import versions
 
-    question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
+    inputs = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
     data = [("dataset.json", request.data / "dataset.json")] if request.data else []
-    return hashlib.sha256(question.encode() + hash_sources(SOURCES, data)).hexdigest()[:32]
+    return hashlib.sha256(inputs.encode() + hash_sources(SOURCES, data)).hexdigest()[:32]
 
 
 def hash_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
-    """Return the SHA-256 of this package's files in `folders`, of user collections, and of `more` files by name."""
+    """Return the SHA-256 of this package's files in `folders`, of user collections, and of `more` (name, file)."""
     files = [*package_files.files([".", *folders]).items(), *collection.all_files(), *more]
     digest = hashlib.sha256()
     for name, path in files:

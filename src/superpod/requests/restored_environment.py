@@ -1,4 +1,4 @@
-"""Restore the environment variables of a run's latest attempt when the run is resumed from a different shell."""
+"""Restore the environment variables of a run's latest attempt when the run is resumed in a different shell."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from superpod.common.redaction import REDACTED
 from superpod.runtime.runs.run_folder import RunFolder
 
 LOGGING = re.compile(r"WANDB_\w+|\w+_OFFLINE")
-"""Variables that determine where a run logs, and whether it uses the network."""
+"""Names of variables that determine where a run logs and whether it uses the network."""
 LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
-"""LOGGING, and variables of kernels and communication; on a cluster, the profile and the script set these."""
+"""LOGGING, and names of variables for kernels and communication, which the profile and the script set on a cluster."""
 
 
 def missing_variables(
     folder: RunFolder, pattern: re.Pattern[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the variables of the latest attempt that match `pattern` and that this shell does not set.
+    """Return name -> value of the latest attempt's variables that match `pattern` and are not set in `environ`.
 
-    Run folders contain no secrets.
+    Values of secrets are not stored, so these are missing.
     """
     for attempt in reversed(folder.attempts):
         recorded_environment = (read_json(attempt.path / "env.json") or {}).get("environment")
@@ -37,13 +37,13 @@ def missing_variables(
 
 
 def restore_variables(folder: RunFolder, pattern: re.Pattern[str] = LOCAL) -> None:
-    """Set the missing variables in this process, and print them on stderr."""
+    """Set the variables of `missing_variables` in this process, and print them on stderr."""
     values = missing_variables(folder, pattern)
     if values:
         variables_text = " ".join(f"{name}={value}" for name, value in values.items())
         print(
-            f"note: restored from the run's latest attempt: {variables_text}; to change a variable, "
-            "set it in this shell",
+            f"note: restored from the run's latest attempt: {variables_text}; to change a variable, set it in this "
+            "shell",
             file=sys.stderr,
         )
         os.environ.update(values)
@@ -51,7 +51,7 @@ def restore_variables(folder: RunFolder, pattern: re.Pattern[str] = LOCAL) -> No
 
 @contextmanager
 def restored_variables(folder: RunFolder, pattern: re.Pattern[str] = LOGGING) -> Iterator[None]:
-    """Set the missing variables within the block, which submits jobs: sbatch passes its environment on to them."""
+    """Set the variables of `missing_variables` within the block, in which jobs are submitted that inherit them."""
     old_environ = dict(os.environ)
     restore_variables(folder, pattern)
     try:

@@ -1,7 +1,7 @@
-"""Table of the overrides that may change when a run is resumed, for `run`, `finetune` and `submit`. Does not need NeMo.
+"""Check which overrides may change when a run is resumed, for `run`, `finetune` and `submit`. Does not need NeMo.
 
 NeMo 2.7.3 restores from a checkpoint the weights, the optimizer with its param groups (learning rate, weight decay),
-the schedule with its length, and the position in the data; everything else is read from the recipe at each start. An
+the schedule with its length, and the position in the data. Everything else is read from the recipe at each start. An
 override that the checkpoint would silently undo is refused.
 """
 
@@ -19,14 +19,14 @@ NEW_RUN = "omit the change, or start a new run with it"
 
 @dataclass(frozen=True)
 class Rule:
-    """Whether a field may change when a run is resumed."""
+    """A rule about whether a field may change when a run is resumed."""
 
     path: str
-    """regular expression for paths; it also matches the fields below them"""
+    """regular expression for the paths of fields; matches the fields below them too"""
     refusal: str = ""
-    """why the field cannot change; "" = it can"""
+    """the reason why the field cannot change; "" = it can"""
     note: str = ""
-    """effect of the change, shown to the user"""
+    """the effect of the change, shown to the user"""
 
 
 STATE = "the checkpoint restores it with the optimizer state, regardless of the override"
@@ -82,7 +82,7 @@ PACKED = (
 """Rules for fine-tuning runs, which keep their packed data; they precede RULES."""
 
 OPTIONS = {"fp16": SHAPE, "fsdp": SAVED_AS, "precision_aware": SAVED_AS, "offload_optimizer": SAVED_AS}
-"""Options of `with=` that cannot be added when a run is resumed, and why; others affect speed, memory or logging."""
+"""Options of `with=` that cannot be added when a run is resumed -> reason. Others affect speed, memory or logging."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,16 @@ class Change:
 
 
 def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
-    """List the fields that overrides change in a resumed run; overrides that repeat the run's values are omitted.
+    """Return the fields that overrides change in a resumed run. Overrides that repeat the run's values are omitted.
 
-    Raises:
-        UserError: lists every field that cannot change, and why.
+    Raises UserError if a field cannot change; the message has all such fields with the reasons.
     """
     old_values = _current_values(run)
-    new_values = {path: value for path, _, value in (text.partition("=") for text in overrides)}
+    new_values = _split_pairs(overrides, "=")
     changes = [
         Change(path, old_values.get(path, "-"), value, _rule(run, path).note)
         for path, value in new_values.items()
-        if not _is_unchanged(old_values, path, value)
+        if path not in old_values or _normalize(old_values[path]) != _normalize(value)
     ]
     _refuse_steps_at_zero_rate(run, old_values, new_values)
 
@@ -124,9 +123,9 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     return changes
 
 
-def _refuse_steps_at_zero_rate(run: RunFolder, old_overrides: dict[str, str], new: dict[str, str]) -> None:
-    """Refuse steps after the end of a schedule whose minimum learning rate is 0: they would not change the weights."""
-    old, steps, min_rate = old_overrides.get(STEPS, ""), new.get(STEPS, ""), old_overrides.get(MIN_RATE, "")
+def _refuse_steps_at_zero_rate(run: RunFolder, old_values: dict[str, str], new_values: dict[str, str]) -> None:
+    """Raise UserError for steps after the end of a schedule whose minimum learning rate is 0: they train nothing."""
+    old, steps, min_rate = old_values.get(STEPS, ""), new_values.get(STEPS, ""), old_values.get(MIN_RATE, "")
     if not (old.isdecimal() and steps.isdecimal() and int(steps) > int(old) and _has_checkpoint(run)):
         return
     if _normalize(min_rate) == 0:
@@ -138,11 +137,12 @@ def _refuse_steps_at_zero_rate(run: RunFolder, old_overrides: dict[str, str], ne
 
 
 def _has_checkpoint(run: RunFolder) -> bool:
+    """Return whether the checkpoint folder of a run is not empty."""
     return run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
 
 
 def _refusal(run: RunFolder, path: str, value: str) -> str:
-    """Return why a field cannot be set to a value; "" if it can. Most rules apply only once there is a checkpoint."""
+    """Return the reason why a field cannot be set to a value; "" if it can. Most rules apply only with a checkpoint."""
     rule = _rule(run, path)
     if not _has_checkpoint(run):
         return rule.refusal if rule in PACKED or rule.refusal == SIZE else ""
@@ -152,14 +152,16 @@ def _refusal(run: RunFolder, path: str, value: str) -> str:
 
 
 def _rule(run: RunFolder, path: str) -> Rule:
+    """Return the first rule for a field; a rule that permits changes if there is none."""
     rules = (*PACKED, *RULES) if "finetune" in run.facts else RULES
     return next((rule for rule in rules if re.match(rf"({rule.path})(\W|$)", path)), Rule(path))
 
 
 def _current_values(run: RunFolder) -> dict[str, str]:
-    """Return path -> value of the run, from recipe.txt and its overrides.
+    """Return path -> value of a run, from recipe.txt and its overrides.
 
-    The overrides take precedence, because the packed batches of a fine-tuning run differ in size from its recipe.txt.
+    The overrides take precedence, since the batch sizes in the recipe.txt of a fine-tuning run are those of packed
+    sequences.
     """
     try:
         lines = (run.path / "recipe.txt").read_text(encoding="utf-8").splitlines()
@@ -169,15 +171,12 @@ def _current_values(run: RunFolder) -> dict[str, str]:
 
 
 def _split_pairs(lines: Sequence[str], separator: str) -> dict[str, str]:
+    """Return path -> value of lines such as `path = value`; later lines take precedence."""
     return {path: value for path, _, value in (line.partition(separator) for line in lines)}
 
 
-def _is_unchanged(old: dict[str, str], path: str, value: str) -> bool:
-    return path in old and _normalize(old[path]) == _normalize(value)
-
-
 def _normalize(text: str) -> object:
-    """Convert a text to a number if possible (1e-3 equals 0.001); else strip its quotes."""
+    """Return a text as a number if it is one (1e-3 equals 0.001), or else without quotes."""
     try:
         return float(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The subject of a request: a recipe, a Python file with `recipe()`, or a NeMo recipe such as `nemo:llama3_70b`.
+"""Build the subject of a request: a recipe, a Python file with `recipe()`, or a NeMo recipe such as `nemo:llama3_70b`.
 
-`recipes check` and `recipes rehearse` accept all three; runs, jobs and exports accept recipes only.
+`recipes check` and `recipes rehearse` accept all three; runs, jobs and exports accept only recipes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ FUNCTIONS = {"pretrain": "pretrain_recipe", "finetune": "finetune_recipe", "sft"
 FUNCTIONS |= {"lora": "finetune_recipe", "dora": "finetune_recipe"}
 """Task after the slash in `nemo:FILE/TASK` -> function in NeMo's file."""
 LOAD_TIMEOUT_S = 60
-"""Maximum duration of `recipe()` in a user's file, without the import of NeMo."""
+"""Maximum seconds that `recipe()` in a user's file may take, without the import of NeMo."""
 DEFAULT_GPU = "h100"
-"""GPU for which a configuration is checked by default: NVIDIA's recipes are written for it."""
+"""Default GPU for which a configuration is checked. NVIDIA's recipes are written for it."""
 
 
 def subject_kind(name: str) -> Literal["recipe", "file", "nemo"]:
-    """Classify a name: `nemo:...`, a file (ends in `.py` or contains a slash), or a recipe."""
+    """Return the kind of a subject: "nemo" for `nemo:...`, "file" for a `.py` file or a path, otherwise "recipe"."""
     if name.startswith(NEMO):
         return "nemo"
     return "file" if name.endswith(".py") or "/" in name else "recipe"
 
 
 def check(request: Request) -> None:
-    """Check the subject before NeMo is imported. Does not execute a user's file.
+    """Check the subject of a request before NeMo is imported. Does not execute a user's file.
 
-    Raises:
-        UserError: an unknown recipe, size or file, or a file that is not valid Python or has no `recipe()`.
+    Raises UserError for an unknown recipe or size, and for a file that is missing, invalid, or has no `recipe()`.
     """
     name, num_nodes = request.recipe, request.num_nodes
     if subject_kind(name) != "recipe" and (request.layout or request.best_layout):
         raise UserError(
-            f"--layout applies only to recipes; {name} defines its own layout", "use overrides of trainer.strategy"
+            f"--layout applies only to recipes, but {name} defines its own layout", "use overrides of trainer.strategy"
         )
     if subject_kind(name) == "nemo":
         _nemo_function(name)
@@ -66,11 +65,9 @@ def check(request: Request) -> None:
 
 
 def build(request: Request) -> run.Partial:
-    """Build the requested configuration, without overrides. Executes a user's file in this process.
+    """Build the configuration of a request, without overrides. Executes a user's file in this process.
 
-    Raises:
-        UserError: an unknown recipe or size, NeMo is not installed, or a file or function raises an error or does not
-            return a recipe.
+    Raises UserError for an unknown recipe or size, if NeMo is missing, or if a file fails or returns no recipe.
     """
     name = request.recipe
     if subject_kind(name) == "recipe":
@@ -95,13 +92,13 @@ def _apply_size(partial: run.Partial, request: Request) -> None:
             lower_gbs = request.batch_tokens // seq
             raise UserError(
                 f"--batch-tokens {request.batch_tokens} must be a multiple of the sequence length, {seq} tokens",
-                f"--gbs {max(1, lower_gbs)} or --gbs {lower_gbs + 1}",
+                f"use --gbs {max(1, lower_gbs)} or --gbs {lower_gbs + 1}",
             )
         partial.data.global_batch_size = request.batch_tokens // seq
 
 
 def select_gpu(partial: run.Partial, gpu: str = "") -> str:
-    """Return the GPU to check a configuration for: `gpu`, else that of the recipe in log.name, else the default."""
+    """Return the GPU for which to check a configuration: `gpu`, or that of the recipe in log.name, or DEFAULT_GPU."""
     from superpod.collection.registry import recipes
 
     if gpu:
@@ -114,9 +111,10 @@ def select_gpu(partial: run.Partial, gpu: str = "") -> str:
 
 
 def _check_file(path: Path) -> None:
+    """Raise UserError unless `path` is a valid Python file with a function `recipe`. Does not execute it."""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {problem}", "`recipes export NAME --to FILE.py` writes one")
+        raise UserError(f"{path} {problem}", "write a file with `recipes export NAME --to FILE.py`")
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -138,6 +136,7 @@ def _check_file(path: Path) -> None:
 
 
 def _load_file(path: Path) -> run.Partial:
+    """Return the result of `recipe()` in a user's file. Raises UserError if it fails or returns something else."""
     _check_file(path)
     import superpod.nemo2.build.partial  # noqa: F401 - imports NeMo, which takes 15 s, before the time limit starts
 
@@ -154,11 +153,7 @@ def _load_file(path: Path) -> run.Partial:
 
 
 def _require_recipe(where: str, partial: Any) -> run.Partial:
-    """Return `partial` if it is a run.Partial of llm.pretrain or llm.finetune.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Return `partial`. Raises UserError about `where` unless it is a run.Partial of llm.pretrain or llm.finetune."""
     import nemo_run as run
 
     from superpod.nemo2.validation.reading import class_name
@@ -177,12 +172,12 @@ def _require_recipe(where: str, partial: Any) -> run.Partial:
 
 
 class _LoadTimeout(UserError):
-    """A file exceeded the time limit."""
+    """The function `recipe()` of a file took more than LOAD_TIMEOUT_S seconds."""
 
 
 @contextmanager
 def _errors_with_location(path: Path) -> Iterator[None]:
-    """Convert an exception in a user's file to a UserError with the line number, without a traceback."""
+    """Convert an exception in a user's file within the block to a UserError with the line number."""
     try:
         yield
     except _LoadTimeout:
@@ -191,7 +186,7 @@ def _errors_with_location(path: Path) -> Iterator[None]:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
         location = f"{path}:{lines[-1]}" if lines else str(path)
         text = readable(str(error)).strip()
-        if isinstance(error, UserError):  # raised by a function of ours that the file calls
+        if isinstance(error, UserError):  # raised by a function of this package that the file calls
             raise UserError(f"{location}: {text}", error.hint) from None
         message = f"{location}: {type(error).__name__}"
         if text:
@@ -201,6 +196,8 @@ def _errors_with_location(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _time_limit(path: Path) -> Iterator[None]:
+    """Raise _LoadTimeout in the block after LOAD_TIMEOUT_S seconds."""
+
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise _LoadTimeout(
             f"{path}: recipe() took more than {LOAD_TIMEOUT_S} s", "recipe() should only build a configuration"
@@ -219,14 +216,10 @@ def _time_limit(path: Path) -> Iterator[None]:
 
 
 def nemo_recipes() -> dict[str, list[str]]:
-    """Return recipe file -> tasks of the installed NeMo, without importing it.
-
-    Raises:
-        UserError: NeMo is not installed.
-    """
+    """Return recipe file -> tasks of the installed NeMo, without importing it. Raises UserError if it is missing."""
     spec = importlib.util.find_spec("nemo")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("NeMo is not installed", "pip install -c constraints.txt -e '.[nemo]'")
+        raise UserError("NeMo is not installed", "run `pip install -c constraints.txt -e '.[nemo]'`")
     folder = Path(spec.submodule_search_locations[0], "collections", "llm", "recipes")
     recipes = {}
     for path in sorted(folder.glob("*.py")):
@@ -238,7 +231,10 @@ def nemo_recipes() -> dict[str, list[str]]:
 
 
 def _nemo_function(name: str) -> tuple[str, str]:
-    """Parse `nemo:FILE/TASK` to (file, task); the default task is pretraining if the file has it."""
+    """Parse `nemo:FILE/TASK` to (file, task). The default task is pretraining, if the file has it.
+
+    Raises UserError if NeMo has no such recipe or task.
+    """
     file, _, task = name.removeprefix(NEMO).partition("/")
     known_recipes = nemo_recipes()
     if file not in known_recipes:
@@ -254,21 +250,22 @@ def _nemo_function(name: str) -> tuple[str, str]:
 
 
 def _build_nemo_recipe(name: str, num_nodes: int | None) -> run.Partial:
+    """Call the function of NeMo's recipe `nemo:FILE/TASK`. Raises UserError if it fails."""
     import inspect
 
     file, task = _nemo_function(name)
     module = importlib.import_module(f"nemo.collections.llm.recipes.{file}")
     function = inspect.unwrap(getattr(module, FUNCTIONS[task]))
     parameters = inspect.signature(function).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    accepts_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments: dict[str, Any] = {}
-    if takes_any or "name" in parameters:
+    if accepts_all or "name" in parameters:
         arguments["name"] = file
     if num_nodes is not None:
         arguments["num_nodes"] = num_nodes
     if task in ("sft", "lora", "dora"):
         arguments["peft_scheme"] = None if task == "sft" else task
-    unknown = [key for key in arguments if key not in parameters and not takes_any]
+    unknown = [key for key in arguments if key not in parameters and not accepts_all]
     if unknown:
         raise UserError(f"{name}: NeMo's function {function.__name__} has no parameter {unknown[0]}", "omit it")
     try:

@@ -94,11 +94,11 @@ def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str])
     reasons = []
     for transport in ("nccl", "ib"):
         try:
-            output = connection.run(_command(cluster, nodes, transport, 1, ["can", transport]), limit_s=LIMIT_S)
+            output = connection.run(_command(cluster, nodes, transport, 1, ["obstacle", transport]), limit_s=LIMIT_S)
         except UserError as error:
             reasons.append(f"no {transport}: {str(error).splitlines()[-1]}")
             continue
-        answers = re.findall(r"^can\t(\S+)\t(.*)$", output, re.MULTILINE)
+        answers = re.findall(r"^obstacle\t(\S+)\t(.*)$", output, re.MULTILINE)
         reasons_against = [f"{node} has {why}" for node, why in answers if why]
         if len(answers) == len(nodes) and not reasons_against:
             return transport, "; ".join(reasons)

@@ -103,7 +103,7 @@ def test_the_activity_of_rank_0_is_shown_before_step_1(tmp_path, monkeypatch):
     with StepProgress(console, run, 10) as steps:
         for name in ("", "start", "train", "train"):
             phase["phase"] = name
-            steps._next_look = 0.0
+            steps._next_update = 0.0
             steps.tick()
         append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "t": 1.0, "attempt": "001"})
         steps.tick()

@@ -68,7 +68,7 @@ def test_every_checkpoint_has_a_manifest(whole):
         assert set(manifest.read(checkpoint).records) == {
             name for name in files if not name.startswith(manifest.FOLDER)
         }
-        assert checkpoint_files.size_problems(checkpoint) + checkpoint_files.check_all_bytes(checkpoint) == []
+        assert checkpoint_files.check_sizes(checkpoint).problems + checkpoint_files.check_all_bytes(checkpoint) == []
     lines = [json.loads(line) for line in (whole.path / resume.SAVED).read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30, 40]
 

@@ -250,7 +250,7 @@ def test_missing_model_is_refused_without_network(tmp_path):
         finetune.model_folder(str(tmp_path / "file"))
     with pytest.raises(UserError) as refused:
         finetune.model_folder("nobody/nothing")
-    assert refused.value.hint == "hf download nobody/nothing"
+    assert refused.value.hint == "run `hf download nobody/nothing`"
 
 
 def test_gemma2_refuses_packed_samples():
@@ -301,7 +301,7 @@ def test_packed_samples_with_context_parallelism_have_no_attention_on_a100():
     )
     with pytest.raises(UserError, match=whole) as refused:
         finetune.check("mixtral_8x7b_sft_a100_bf16", PACKED)
-    assert "--num-nodes 4; " in str(refused.value.hint)
+    assert "--num-nodes 4, " in str(refused.value.hint)
     assert f"{CP}=1" in str(refused.value.hint)
     with pytest.raises(UserError, match="with cp 4 pads every sample to a multiple of 8"):
         finetune.check("llama3_8b_sft_a100_bf16", PACKED, [f"{CP}=2", f"{CP}=4"])

@@ -80,9 +80,9 @@ DAMAGES = {
 @pytest.mark.parametrize("says", DAMAGES)
 def test_every_damage_is_found_and_named(says, tmp_path):
     folder = made.write(tmp_path / "step=9")
-    assert checkpoint_files.size_problems(folder) == []
+    assert checkpoint_files.check_sizes(folder).problems == []
     DAMAGES[says](folder)
-    [problem] = checkpoint_files.size_problems(folder)
+    [problem] = checkpoint_files.check_sizes(folder).problems
     assert says in problem.text
 
 
@@ -91,7 +91,7 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
     folder = made.write(tmp_path / "step=9")
     assert checkpoint_files.check_all_bytes(folder) == []
     damage(folder / "weights" / "__1_0.distcp")
-    assert checkpoint_files.size_problems(folder) == []
+    assert checkpoint_files.check_sizes(folder).problems == []
     [problem] = checkpoint_files.check_all_bytes(folder)
     assert problem.text.startswith("weights/__1_0.distcp is corrupt between bytes 8 and ")
 
@@ -117,7 +117,7 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
 
     folder = made.write(tmp_path / "step=9")
     (folder / "weights" / ".metadata").write_bytes(pickle.dumps(Evil()))
-    assert [problem.text for problem in checkpoint_files.size_problems(folder)] == [
+    assert [problem.text for problem in checkpoint_files.check_sizes(folder).problems] == [
         "weights/.metadata is corrupt: AttributeError"
     ]
     assert not (tmp_path / "executed").exists()

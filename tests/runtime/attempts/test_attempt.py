@@ -190,7 +190,7 @@ def test_the_deadline_leaves_time_for_a_save_and_a_step():
     assert not Deadline(at + 100, 10).is_near(1)
     assert Deadline(at + 11, 10).is_near(1)
     slow = Deadline(at + 100, 10)
-    slow.save_took(60)
+    slow.record_save(60)
     assert slow.is_near(1)
     assert not Deadline.from_environ({}).is_near(1)
     assert Deadline.from_environ({"SUPERPOD_DEADLINE": str(at), "SUPERPOD_SAVE_S": "5"}).is_near(1)

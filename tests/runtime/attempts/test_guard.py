@@ -156,7 +156,7 @@ def test_the_jobs_behind_this_one_are_cancelled(run, monkeypatch, chain, cancell
     if chain:
         (run.path / "chain.json").write_text(json.dumps(chain))
     calls = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: calls.append(command))
+    monkeypatch.setattr(guard, "output_of", lambda command, timeout_s: calls.append(command))
     guard.cancel_chain(run, "7")
     assert calls == ([["scancel", "--state=PENDING", *cancelled]] if cancelled else [])
     monkeypatch.setattr(subprocess, "run", lambda command, **options: os.stat("/nowhere"))

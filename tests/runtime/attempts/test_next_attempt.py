@@ -63,7 +63,7 @@ def test_a_next_job_that_slurm_refuses_is_said_with_its_words(checks, state, job
     [result] = [a.result for a in run.attempts]
     assert result["state"] == state
     says = "sbatch rejected the next job (Batch job submission failed: Requested node configuration is not available)"
-    assert f"{says}; `recipes top-up {run.path}` submits it again" in result["message"]
+    assert f"{says}; submit it with `recipes top-up {run.path}`" in result["message"]
     assert says in printed
 
 

@@ -148,7 +148,7 @@ def test_a_file_is_read_only_where_nobody_else_can(server, run, tmp_path):
 def test_what_is_no_web_address_is_refused_without_being_printed(url):
     address, problem = notify.read_address("HOOK", "", {"HOOK": url})
     assert address == ""
-    assert "does not contain an address" in problem
+    assert "does not contain a URL" in problem
     assert url not in problem
 
 

@@ -86,7 +86,7 @@ def test_a_run_that_saves_longer_than_it_trains_comes_forward(run, steps):
     for number in range(3):
         slow_saves(run, steps * number, steps, 1.0, 120.0)
     worth = progress.measure_attempts(run, run.attempts, guard.newest_step(run))
-    assert [(w.steps, w.useful_s) for w in worth] == [(steps, steps * 13.0)] * 3
+    assert [(w.steps, w.productive_s) for w in worth] == [(steps, steps * 13.0)] * 3
     assert guard.reason_to_stop(run, 2, 20) is None
 
 
@@ -97,8 +97,8 @@ def test_steps_that_no_checkpoint_holds_do_not_count(run):
         append_line(run.path / "metrics.jsonl", line)
     attempt_of(run, 10, 1, 60.0, 36000)
     first, second = progress.measure_attempts(run, run.attempts, guard.newest_step(run))
-    assert (first.steps, first.useful_s, first.is_idle) == (10, 600.0, False)
-    assert (second.steps, second.useful_s, second.is_idle) == (1, 60.0, True)
+    assert (first.steps, first.productive_s, first.is_idle) == (10, 600.0, False)
+    assert (second.steps, second.productive_s, second.is_idle) == (1, 60.0, True)
 
 
 @pytest.mark.parametrize(

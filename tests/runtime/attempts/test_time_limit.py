@@ -37,7 +37,7 @@ def test_a_limit_that_was_cut_is_seen_too(tmp_path, monkeypatch):
     now = time.time()
     deadline = Deadline.from_environ(environment(tmp_path, now + 3600))
     TimeLimit(tmp_path / "attempts" / "001", lambda: now + 11)
-    monkeypatch.setattr(stopping, "LOOK_S", 0.0)
+    monkeypatch.setattr(stopping, "UPDATE_S", 0.0)
     assert deadline.is_near(1)
 
 

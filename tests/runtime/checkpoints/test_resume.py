@@ -242,7 +242,7 @@ def test_a_damaged_context_costs_no_step(run):
     folders = saved(run)
     (folders[2] / "context" / "io.json").write_text("{")
     assert attempt_of(run)[0].checkpoint == folders[2]
-    assert checkpoint_files.size_problems(folders[2]) != []
+    assert checkpoint_files.check_sizes(folders[2]).problems != []
 
 
 def test_a_damaged_manifest_condemns_nothing(run):

@@ -131,7 +131,7 @@ def test_an_srun_that_fails_has_made_no_step(checkpoint, fake_srun):
 
 def test_a_file_of_nfs_is_none_of_the_checkpoint(checkpoint):
     (checkpoint / "weights" / ".nfs0001").unlink()
-    assert checkpoint_files.size_problems(checkpoint) == []
+    assert checkpoint_files.check_sizes(checkpoint).problems == []
     assert "weights/.metadata" in manifest.read(checkpoint).records
 
 

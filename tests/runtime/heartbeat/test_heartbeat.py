@@ -13,7 +13,7 @@ import pytest
 
 from superpod.runtime.heartbeat import heartbeat, heartbeat_pages, node_board, stall
 from superpod.runtime.heartbeat.heartbeat import Heartbeat, write_every_s
-from superpod.runtime.heartbeat.heartbeat_pages import PAGE, Place
+from superpod.runtime.heartbeat.heartbeat_pages import PAGE, RankLocation
 from superpod.runtime.heartbeat.node_board import PREFIX
 from tests.conftest import ROOT
 
@@ -52,7 +52,8 @@ def memory(tmp_path, monkeypatch):
 
 def ranks_of(folder, node, size, nodes, **options):
     return [
-        Heartbeat(folder, node * size + i, place=Place(node, i, size, nodes * size), **options) for i in range(size)
+        Heartbeat(folder, node * size + i, place=RankLocation(node, i, size, nodes * size), **options)
+        for i in range(size)
     ]
 
 
@@ -166,7 +167,7 @@ def test_a_torn_record_is_left_out_and_the_others_stand(attempt, folder):
     for rank in ranks_of(folder, 0, 3, 1, every_s=0.0):
         rank.beat(7, "train")
     with (folder / "nodes").open("r+b") as file:
-        file.seek(Place(0, 1, 3).record_at + 20)
+        file.seek(RankLocation(0, 1, 3).record_at + 20)
         file.write(b"\xff" * 8)
     assert sorted(attempt.heartbeats()) == [0, 2]
     with (folder / "nodes").open("r+b") as file:
@@ -316,7 +317,7 @@ def test_a_rank_that_fell_back_to_another_memory_leaves_the_others_records_as_th
     ranks = []
     for rank, where in enumerate(places):
         monkeypatch.setattr(node_board, "shared_memory_folders", lambda where=where: [where])
-        ranks.append(Heartbeat(folder, rank, 10.0, Place(0, rank, 4, 4)))
+        ranks.append(Heartbeat(folder, rank, 10.0, RankLocation(0, rank, 4, 4)))
         ranks[rank].beat(5, "train")
     now = time.time()
     for writes in ((0, 3), (3, 0)):

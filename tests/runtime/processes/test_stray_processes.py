@@ -84,7 +84,7 @@ def test_the_end_of_an_attempt_ends_what_killed_ranks_have_left(nodes, run, job,
     """They outlived the job, and the next one waited a minute for the lock that they had inherited."""
     text = job(7, "killed", nodes).communicate(timeout=60)[0]
     assert gone_within(left(run), 1) == []
-    assert "node1: killed 1 stray process left by killed ranks" in text
+    assert "node1: killed 1 stray process of killed ranks" in text
     assert run.attempts[0].result["state"] == "failed"
     assert run.attempts[0].result[stray_processes.ENDED] is True
     called = tmp_path / "fake" / "srun.called"
@@ -108,7 +108,7 @@ def test_the_next_job_ends_what_an_attempt_could_not(state, of, run, job):
     text = job(7, "ends", state=state).communicate(timeout=100)[0]
     assert time.monotonic() - began < 20, "it waits a minute for ranks that nobody ends"
     assert gone_within([child], 0) == []
-    assert "node1: killed 1 stray process left by killed ranks" in text
+    assert "node1: killed 1 stray process of killed ranks" in text
     assert stray_processes.ENDED not in run.attempts[0].result
     assert run.attempts[1].result[stray_processes.ENDED] is True
 
@@ -174,8 +174,8 @@ def test_a_process_that_does_not_go_is_named(run, monkeypatch):
     monkeypatch.setattr(stray_processes, "kill_here", lambda path: [2, 4711])
     assert not stray_processes.StrayProcesses(run, ["node1"], "7", printed.append).kill(run.path)
     assert printed == [
-        "node1: killed 2 stray processes left by killed ranks",
-        "node1: pid 4711 left by killed ranks could not be killed, and may still write checkpoints",
+        "node1: killed 2 stray processes of killed ranks",
+        "node1: stray processes of killed ranks could not be killed and may still write checkpoints: pid 4711",
     ]
 
 

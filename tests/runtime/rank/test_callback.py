@@ -348,7 +348,7 @@ def test_a_training_that_would_begin_before_the_checkpoint_of_its_attempt_is_end
     """NeMo says "Training from scratch", and the run is at step 1, whatever had been trained before."""
     attempt = run.new_attempt()
     attempt.mark("running", resume={"step": 30})
-    with pytest.raises(RunError, match="starts at step 0, but this attempt resumes from 30"):
+    with pytest.raises(RunError, match="starts at step 0, but this attempt resumes from step 30"):
         fit(run, attempt)
     assert run.metrics() == []
 

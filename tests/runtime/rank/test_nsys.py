@@ -64,5 +64,5 @@ def test_other_ranks_do_not(rank):
 
 def test_a_rank_without_nsys_says_so_and_trains(rank, tmp_path):
     output, pid = rank(8, "0,8", path=str(tmp_path))
-    assert output.startswith("nsys is not on the PATH of rank 8, so it is not profiled")
+    assert output.startswith("rank 8 is not profiled: nsys is not on its PATH")
     assert f"trains {pid} False" in output

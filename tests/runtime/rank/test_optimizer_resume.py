@@ -29,7 +29,7 @@ class Strategy:
 )
 def test_the_states_that_the_optimizer_gets_are_under_their_own_names(form, left):
     strategy = Strategy(form)
-    optimizer_resume.keep_moments(strategy)
+    optimizer_resume.copy_optimizer_states(strategy)
     raw = {"model": {}, "optimizer_states": {"state": {"linear_fc1.weight": "moments"}, "param_to_group_meta": {}}}
     prepared = strategy._get_fsdp_dtensor_state_dict(raw)
     assert raw["optimizer_states"]["state"] == {left: "moments"}
@@ -38,7 +38,7 @@ def test_the_states_that_the_optimizer_gets_are_under_their_own_names(form, left
 
 def test_a_checkpoint_without_an_optimizer_is_prepared_too():
     strategy = Strategy("fsdp_dtensor")
-    optimizer_resume.keep_moments(strategy)
+    optimizer_resume.copy_optimizer_states(strategy)
     assert strategy._get_fsdp_dtensor_state_dict({"model": {}}) == {"model": {}}
 
 

@@ -114,7 +114,7 @@ def test_a_run_that_others_may_write_to_is_refused(run, name):
     path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o020)
     with pytest.raises(UserError, match="is writable by its group") as refused:
         owner.refuse_unsafe(run.path)
-    assert refused.value.hint.endswith(f"chmod -R go-w {path}")
+    assert refused.value.hint.endswith(f"`chmod -R go-w {path}`")
 
 
 @pytest.mark.parametrize("name", ["", "weights", "weights/common.pt", "weights/__0_0.distcp", "context/io.json"])

@@ -162,7 +162,7 @@ def test_the_message_of_an_attempt_that_was_stalled_is_dropped_once_it_runs():
 
 
 def test_a_run_without_queued_jobs_names_the_command_that_adds_some():
-    assert status_of(slurm_run(attempt("requeued")), NONE, NOW).message.endswith(f"recipes top-up {RUN}")
+    assert status_of(slurm_run(attempt("requeued")), NONE, NOW).message.endswith(f"`recipes top-up {RUN}`")
     sbatch_by_hand = dataclasses.replace(slurm_run(attempt("requeued")), has_chain=False)
     assert "top-up" not in status_of(sbatch_by_hand, NONE, NOW).message
 

@@ -10,7 +10,7 @@ import pytest
 
 from superpod.runtime.heartbeat import node_board
 from superpod.runtime.heartbeat.heartbeat import Heartbeat
-from superpod.runtime.heartbeat.heartbeat_pages import Place
+from superpod.runtime.heartbeat.heartbeat_pages import RankLocation
 from superpod.runtime.runs.run_folder import Attempt
 from superpod.slurm.status import mirror
 from superpod.slurm.submission import connection
@@ -22,7 +22,7 @@ def test_heartbeats_of_many_nodes_are_copied(run, nodes, tmp_path, monkeypatch):
     monkeypatch.setattr(node_board, "shared_memory_folders", lambda: [tmp_path])
     attempt = run.new_attempt()
     for rank in (0, 2 * nodes - 1):
-        place = Place(node=rank // 2, local_rank=rank % 2, local_size=2, size=2 * nodes)
+        place = RankLocation(node=rank // 2, local_rank=rank % 2, local_size=2, size=2 * nodes)
         Heartbeat(attempt.path / "heartbeat", rank, every_s=0.0, place=place).beat(9, "train")
     runs = run.path.parents[1]
     copy = mirror.fetch(connection.Connection(), str(runs))

@@ -145,7 +145,7 @@ def train(run: Path, attempt: Path, options: dict) -> None:
             if rank == 0:
                 save(run / "checkpoints", step, chain, options.get("save_s", 0.1), run, attempt.name)
             meeting.largest(0)
-            deadline.save_took(time.monotonic() - saving)
+            deadline.record_save(time.monotonic() - saving)
             beat.beat(step, "saved", save_s=time.monotonic() - saving)
         if stop:
             beat.beat(step, "stopped", signal=signal.Signals(stop).name)

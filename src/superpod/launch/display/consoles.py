@@ -1,4 +1,4 @@
-"""Consoles at any terminal width, whose output to a pipe or a file is not wrapped."""
+"""Create consoles whose output to a pipe or a file is not wrapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ UNLIMITED = 100_000
 
 
 def console(file: IO[str] | None = None, *, highlight: bool = False) -> Console:
-    """Return a console that wraps to its terminal or to COLUMNS; output to a file or a pipe is not wrapped."""
+    """Return a console for `file` (default: stdout) that wraps to its terminal or to COLUMNS.
+
+    Output to a file or a pipe is not wrapped. With `highlight`, numbers and strings are coloured.
+    """
     from rich.console import Console
 
     if is_unlimited(file or sys.stdout):
@@ -23,5 +26,10 @@ def console(file: IO[str] | None = None, *, highlight: bool = False) -> Console:
 
 
 def is_unlimited(file: IO[str]) -> bool:
-    """Return whether output is not wrapped: line-based programs such as grep need each table row on one line."""
+    """Return whether output to `file` is not wrapped: programs such as grep need each table row on one line."""
     return not file.isatty() and "COLUMNS" not in os.environ
+
+
+def print_plain(console: Console, text: str) -> None:
+    """Print a line as it is: without Rich's markup, highlighting and wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

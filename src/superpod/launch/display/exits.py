@@ -1,4 +1,4 @@
-"""The exit of an interrupted command."""
+"""Exit from an interrupted command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import IO, NoReturn
 
 INTERRUPTED = 130
-"""Exit code of a process terminated by SIGINT, as is conventional in shells."""
+"""Exit code of a process that SIGINT terminated, as shells report it."""
 
 
 def exit_interrupted(terminal: IO[str] | None = None) -> NoReturn:

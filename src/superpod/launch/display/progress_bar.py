@@ -1,4 +1,4 @@
-"""Shows the progress of a run, read from its metrics: a bar on a terminal, otherwise about ten lines per run."""
+"""Show the progress of a run, read from its metrics: a bar on a terminal, otherwise about ten lines per run."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from superpod.runtime.processes.local_ranks import STOPS
 from superpod.runtime.runs.run_folder import RunFolder
 
 POLL_S = 0.5
-"""Seconds between two reads of the current stage without a terminal, where each new stage is printed once."""
+"""Seconds between two reads of the current stage. Without a terminal, each new stage is printed once."""
 
 
 def can_redraw(console: Console) -> bool:
-    """Return whether output can be redrawn, that is, on a terminal other than TERM=dumb."""
+    """Return whether output can be redrawn: on a terminal other than TERM=dumb."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 class _Wait:
-    """A spinner with a message, the current stage of the work and the elapsed time."""
+    """A spinner with a message, the current stage of the work (from `stage`) and the elapsed time."""
 
     def __init__(self, message: str, stage: Callable[[], str]) -> None:
         self._message, self._stage, self._began = message, stage, time.monotonic()
@@ -57,10 +57,10 @@ class _Wait:
 
 @contextmanager
 def spinner(console: Console, message: str) -> Iterator[None]:
-    """Show that the command is waiting: a spinner with a timer on a terminal, otherwise a line per stage.
+    """Show `message` during the block: with a spinner and the elapsed time on a terminal, otherwise a line per stage.
 
-    The current stage is the newest text passed to `progress_file.note`, in this process or its children.
-    Rich's `console.status` cannot be used: it would print captured output to the terminal despite `silence_libraries`.
+    The current stage is the newest text passed to `progress_file.note`, in this process or its children. Rich's
+    `console.status` would print captured output to the terminal despite `silence_libraries`.
     """
     from superpod.common import progress_file
 
@@ -70,7 +70,7 @@ def spinner(console: Console, message: str) -> Iterator[None]:
             with Live(wait, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
                 yield
             return
-        console.print(message, markup=False, highlight=False, soft_wrap=True)
+        consoles.print_plain(console, message)
         has_ended = threading.Event()
 
         def print_stages() -> None:
@@ -80,7 +80,7 @@ def spinner(console: Console, message: str) -> Iterator[None]:
                 if current_stage in ("", last_stage):
                     continue
                 last_stage = current_stage
-                console.print(f"... {wait.line()}", markup=False, highlight=False, soft_wrap=True)
+                consoles.print_plain(console, f"... {wait.line()}")
 
         thread = threading.Thread(target=print_stages, daemon=True)
         thread.start()
@@ -93,7 +93,7 @@ def spinner(console: Console, message: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_spinner(message: str) -> Iterator[None]:
-    """Show a spinner on the terminal, as `spinner` does, and suppress the output of libraries."""
+    """Show a spinner on the terminal like `spinner`, and suppress the output of libraries."""
     from superpod.common.quiet import silence_libraries
 
     with silence_libraries() as terminal, spinner(consoles.console(terminal), message):
@@ -101,13 +101,13 @@ def quiet_spinner(message: str) -> Iterator[None]:
 
 
 def stderr_console() -> Console:
-    """Return a console for progress on stderr, which keeps stdout free for the result."""
+    """Return a console on stderr for progress, so that stdout contains only the result."""
     return Console(stderr=True)
 
 
 @contextmanager
 def exit_on_interrupt(console: Console, clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Make Ctrl-C and other stop signals call `clean_up` and exit at once.
+    """Within the block, make Ctrl-C and other stop signals call `clean_up` and exit with code 130.
 
     Modules that NeMo imports contain bare `except` clauses, which would swallow a KeyboardInterrupt.
     """
@@ -138,13 +138,13 @@ STARTUP_ACTIVITIES = {
 
 
 class StepProgress:
-    """Shows the progress of a run; `first` is its step when this attempt began, `last` the newest."""
+    """Shows the progress of a run. `first` is its last step before this attempt, `last` its newest step."""
 
     def __init__(self, console: Console, folder: RunFolder, max_steps: int) -> None:
         self._console = console
         self._metrics = folder.path / "metrics.jsonl"
         self.first = self.last = max((line["step"] for line in folder.metrics()), default=0)
-        self._size = self._bytes()
+        self._shown_bytes = self._metrics_bytes()
         self._every = max(1, max_steps // 10)
         self._max_steps = max_steps
         self._bar = Progress(
@@ -158,9 +158,9 @@ class StepProgress:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._folder, self._began, self._next_look = folder, time.monotonic(), 0.0
-        self._doing = "starting the ranks"
-        self._task = self._bar.add_task(self._doing, total=max_steps)
+        self._folder, self._began, self._next_update = folder, time.monotonic(), 0.0
+        self._activity = "starting the ranks"
+        self._task = self._bar.add_task(self._activity, total=max_steps)
 
     def __enter__(self) -> StepProgress:
         self._bar.start()
@@ -170,15 +170,15 @@ class StepProgress:
         self._bar.stop()
 
     def tick(self, message: str = "") -> None:
-        """Print `message` if not empty; redraw if the metrics file has grown."""
+        """Print `message` unless it is empty; redraw the progress if the metrics file has grown."""
         if message:
             self._console.print(message, style="yellow", highlight=False)
-        size = self._bytes()
-        if size == self._size:
+        size = self._metrics_bytes()
+        if size == self._shown_bytes:
             if self.last == self.first:
                 self._show_start()
             return
-        self._size = size
+        self._shown_bytes = size
         lines = [line for line in tail_lines(self._metrics) if isinstance(line.get("step"), int)]
         if not lines:
             return
@@ -190,19 +190,19 @@ class StepProgress:
         self.last = line["step"]
 
     def _show_start(self) -> None:
-        """Show what rank 0 is doing before the first step; without a terminal, print a line per change."""
-        if time.monotonic() < self._next_look:
+        """Show the activity of rank 0 before the first step; without a terminal, print a line per change."""
+        if time.monotonic() < self._next_update:
             return
-        self._next_look = time.monotonic() + 1.0
+        self._next_update = time.monotonic() + 1.0
         attempt = self._folder.attempts[-1] if self._folder.attempts else None
         phase = str(attempt.heartbeat().get("phase", "")) if attempt else ""
-        activity = STARTUP_ACTIVITIES.get(phase, self._doing)
+        activity = STARTUP_ACTIVITIES.get(phase, self._activity)
         self._bar.update(self._task, description=f"{activity} ({time.monotonic() - self._began:.0f} s)")
-        if not can_redraw(self._console) and activity != self._doing:
+        if not can_redraw(self._console) and activity != self._activity:
             self._console.print(activity, highlight=False)
-        self._doing = activity
+        self._activity = activity
 
-    def _bytes(self) -> int:
+    def _metrics_bytes(self) -> int:
         return self._metrics.stat().st_size if self._metrics.exists() else 0
 
 

@@ -21,20 +21,15 @@ if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
 
 SAMPLES = ".samples"
-"""Folder next to the run folders (`owner.folder_in`) that contains packed samples, one folder per submission."""
+"""Folder next to the run folders (`owner.folder_in`) with the packed samples, in one folder per submission."""
 
 
 def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
     """Resolve the run of a fine-tuning job: the recipe with the packed data and the checkpoint to import.
 
-    Args:
-        request: the recipe and its changes.
-        task: the model and its data, in folders shared by all nodes.
-        runs: the folder for runs on the cluster, which is also mounted on this machine.
-        note: function that prints a line.
-
-    Raises:
-        UserError: the model does not match the recipe, or the samples are unsuitable; the packed samples are removed.
+    The folders of `task`, and the folder for runs `runs`, are shared by all nodes and this machine. `note` is called
+    with each line to print. Raises UserError, and removes the packed samples, if the model does not match the recipe or
+    the samples are unsuitable.
     """
     from superpod.nemo2.export import flatten
     from superpod.rehearsal import install
@@ -47,7 +42,7 @@ def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[
     samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
     samples.chmod(0o755)
     try:
-        facts = finetune.task_change(task, samples, note, request.overrides, late_file=base)(built_run.partial)
+        facts = finetune.task_change(task, samples, note, request.overrides, deferred_base=base)(built_run.partial)
     except BaseException:
         shutil.rmtree(samples, ignore_errors=True)
         raise
@@ -62,6 +57,7 @@ def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[
 
 
 def _folder_in(runs: Path, name: str) -> Path:
+    """Return this user's folder `name` in `runs`, like `owner.folder_in`. Raises UserError instead of OSError."""
     try:
         return owner.folder_in(runs, name)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Write what a fine-tuning run exports besides its Hugging Face folder: the PEFT adapter and an evaluation."""
+"""Export the PEFT adapter of a fine-tuning run, and evaluate its exported Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
 
 ADAPTER = "-adapter"
-"""Suffix of the adapter's folder."""
+"""Suffix of the name of the adapter's folder."""
 DEFAULT_ANSWERS = 3
-"""Number of prompts from the validation data that the exported model answers."""
+"""Default number of prompts from the validation data that the exported model answers."""
 TOLERANCE, SHARE = 0.02, 0.02
-"""Allowed difference between the loss in NeMo (bf16 or FP8) and in transformers, on the exported folder: absolute in
-nats, plus a share of the loss. Rounding causes differences of thousandths; a misplaced matrix, of tenths or more."""
+"""Permitted difference between the losses in NeMo (bf16 or FP8) and in transformers: absolute in nats, plus a share of
+the loss. Rounding causes differences of thousandths, a misplaced matrix differences of tenths or more."""
 MAX_LINE_LENGTH = 100
 """Maximum number of characters of a prompt or an answer to print."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The validation losses of an exported folder in transformers and of the checkpoint in NeMo, in nats."""
+    """The validation losses of an exported folder in transformers and of its checkpoint in NeMo, in nats per token."""
 
     loss: float
+    """mean in transformers"""
     least: float
     most: float
-    """bounds of the losses per global batch; the loss in NeMo is their mean"""
+    """minimum and maximum of the losses per global batch; the loss in NeMo is the mean over batches"""
     tokens: int
     samples: int
     dtype: str
     answers: list[dict[str, str]]
     nemo: float | None
+    """loss in NeMo; None = unknown"""
 
     @property
     def agrees(self) -> bool:
@@ -49,7 +51,7 @@ class Evaluation:
         return self.least - tolerance <= self.nemo <= self.most + tolerance
 
     def lines(self) -> list[str]:
-        """Format the evaluation and the answers."""
+        """Return the evaluation and the answers as lines to print."""
         import math
 
         perplexity = math.exp(min(self.loss, 700.0))
@@ -66,7 +68,7 @@ class Evaluation:
         return lines
 
     def mismatch_message(self, folder: Path) -> str:
-        """Return the error message for losses that do not agree."""
+        """Return the error message for losses that do not agree; `folder` is the exported folder."""
         return (
             f"{folder} does not contain the trained model: in transformers, the losses of the validation batches are "
             f"{self.least:.4f} to {self.most:.4f}, but in NeMo, the loss is {self.nemo:.4f}; the tolerance is "
@@ -75,12 +77,13 @@ class Evaluation:
 
 
 def _shorten(text: str) -> str:
+    """Return the last MAX_LINE_LENGTH characters of a text as a JSON string."""
     line = " ".join(text.split())
     return json.dumps(line if len(line) <= MAX_LINE_LENGTH else f"...{line[-MAX_LINE_LENGTH:]}", ensure_ascii=False)
 
 
 def adapter_folder(target: Path) -> Path:
-    """Return the folder for the adapter of a run that exports to `target`."""
+    """Return the folder for the adapter of a run whose exported folder is `target`."""
     return target.with_name(target.name + ADAPTER)
 
 
@@ -92,9 +95,10 @@ def is_adapter(run: RunFolder) -> bool:
 
 
 def export_adapter(run: RunFolder, target: Path) -> list[str]:
-    """Write the adapter of the best checkpoint next to `target`, replacing an earlier one; return the lines to print.
+    """Export the adapter of the best checkpoint next to `target`, replacing an earlier one; return lines to print.
 
-    If the PEFT format cannot represent the adapter, a line says so, because the merged folder exists anyway.
+    If PEFT's format cannot represent the adapter, the line has the reason. No error is raised, since the folder with
+    the merged weights exists.
     """
     import shutil
 
@@ -112,16 +116,10 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
 
 
 def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DEFAULT_ANSWERS) -> Evaluation:
-    """Measure the loss of a folder on the run's validation data, in a separate process.
+    """Measure the loss of the exported folder `target` on a run's validation data with transformers.
 
-    Args:
-        run: a fine-tuning run, whose folder contains the packed data.
-        target: the exported Hugging Face folder.
-        nemo: validation loss of the exported checkpoint in NeMo, in nats; None = unknown.
-        answers: number of prompts to answer.
-
-    Raises:
-        SubprocessFailed: transformers could not load or run the model; the message gives the last line of the log.
+    `nemo` is the validation loss of the checkpoint in NeMo in nats, None = unknown; `answers` is the number of prompts
+    to answer. Raises SubprocessFailed, with the last line of the log, if transformers cannot load or run the model.
     """
     from superpod.launch.finetuning import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
@@ -143,7 +141,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
 
 
 def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
-    """Return the validation loss of a checkpoint from the run's metrics, which have more digits than its name."""
+    """Return the validation loss of a checkpoint from the run's metrics, None if missing. Its name has fewer digits."""
     from superpod.runtime.checkpoints.checkpoint_folder import step_of
 
     steps = step_of(checkpoint)
@@ -154,10 +152,10 @@ def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
 def write_artifacts(
     run: RunFolder, target: Path, export: dict[str, Any], log: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
-    """Write the adapter and the evaluation of a merged folder; call `log` with each line to print.
+    """Export the adapter of a run, if it has one, and evaluate its exported folder `target`; return the evaluation.
 
-    Returns:
-        The evaluation; None if `evaluation` is false.
+    `export` is the result of `finetune.export`; `log` is called with each line to print. The result is None if
+    `evaluation` is False.
     """
     if is_adapter(run):
         for line in export_adapter(run, target):

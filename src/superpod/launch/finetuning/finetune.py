@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from superpod.weights.finetuning.data_and_weights import Sizes
 
 BASES = ".models"
-"""Folder next to the run folders (`owner.folder_in`) that contains the models imported by this user."""
+"""Folder next to the run folders (`owner.folder_in`) with the models that this user has imported."""
 DECLARED = Size()
 """The smallest declared size of the recipe."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
 _COUNTS = packed_data.COUNTS
 _IMPORTER = b"table of both directions, forward check"
-"""Part of the digest. Change it when the import changes: models imported by earlier versions, which silently lost
-biases, must not be reused."""
+"""Part of the digest of a model. Change it if the import changes: models imported by earlier versions, which silently
+lost biases, must not be reused."""
 _SAMPLE = 1 << 20
-"""Bytes at either end of a weight file that are part of the digest."""
+"""Bytes at each end of a file that are part of the digest of a model."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Task:
     """The model and the data of a fine-tuning run."""
 
     model: str
-    """Absolute path of a Hugging Face folder."""
+    """absolute path of a Hugging Face folder"""
     data: tuple[str, ...]
-    """Absolute paths of files and dataset folders, and absolute globs."""
+    """absolute paths of files and dataset folders, and absolute globs"""
     validation_data: tuple[str, ...] = ()
     share: float | None = None
-    """Share of held-out samples; None = `packed_data.SHARE` unless there is `validation_data`."""
+    """share of held-out samples; None = `packed_data.SHARE`, or 0 with `validation_data`"""
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
@@ -61,31 +61,27 @@ class Task:
     weights: tuple[float, ...] = ()
     reading: Reading = DEFAULT
     template: str = ""
-    """Absolute path of a Jinja template."""
+    """absolute path of a Jinja chat template; "" = that of the model"""
     learn: str = "answers"
-    """Tokens to train on."""
+    """tokens to train on: `--train-on`"""
     start: str = ""
-    """Absolute path of a NeMo checkpoint with the initial weights; "" = import those of `model`."""
+    """absolute path of a NeMo checkpoint with the initial weights; "" = import those of `model`"""
     patience: int = 0
-    """Number of validations without a lower loss after which training ends; 0 = never."""
+    """number of validations without a lower loss after which training ends; 0 = no early stopping"""
     min_delta: float = 0.0
-    """Smallest decrease of the loss, in nats, that counts as lower."""
+    """minimum decrease of the loss, in nats per token, for early stopping"""
     forward_check: bool = True
-    """Compare a forward pass with transformers after import and export."""
+    """whether to compare a forward pass with transformers after import and export"""
 
     @property
     def samples(self) -> DataOptions:
-        """The data options of the task."""
+        """The options of the task for its data."""
         names = [field.name for field in fields(DataOptions)]
         return DataOptions(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_run(cls, run: RunFolder) -> Task:
-        """Read the task of an earlier run.
-
-        Raises:
-            UserError: the run is not a fine-tuning run.
-        """
+        """Read the task of a run from its run.json. Raises UserError if it is not a fine-tuning run."""
         facts = run.facts.get(run_facts.FINETUNE)
         if not isinstance(facts, dict) or not {"model", "data"} <= facts.keys():
             raise UserError(f"{run.path} is not a fine-tuning run", "`recipes run` resumes other runs")
@@ -99,17 +95,11 @@ class Task:
 
 
 def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DECLARED, prepared: bool = False) -> None:
-    """Check a fine-tuning run as far as possible without NeMo.
+    """Check a fine-tuning request as far as possible without NeMo.
 
-    Args:
-        name: name of the recipe.
-        task: the model and the data.
-        overrides: changes to the recipe; the last context parallel size takes effect.
-        size: size of the run; its layout determines whether samples are split over ranks.
-        prepared: the run already has its packed data, so do not check the samples.
-
-    Raises:
-        UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
+    `name` is the recipe; the layout of `size` determines whether samples are split over ranks. With `prepared`, the run
+    has its packed data, so that the samples are not checked. Raises UserError if the recipe is not for fine-tuning, the
+    model is missing, or a line of data is not a sample.
     """
     from superpod.weights.transfer import conversion
 
@@ -130,9 +120,9 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
-    """Refuse models that cannot train on packed samples.
+    """Raise UserError if the model cannot be trained on packed samples.
 
-    `--no-pack` uses the same file format, so it only helps with models that ignore the boundaries of samples.
+    `--no-pack` writes the same file format, so it helps only for models that ignore the boundaries of samples.
     """
     why = recipe_job.packing_refusal(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
@@ -140,22 +130,22 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
     ignores_boundaries = recipe_job.ignores_sample_ends(recipe.shape)
     if not why or (ignores_boundaries and not task.pack):
         return
-    hint = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked; or use a different model"
+    hint = f"use NeMo's FineTuningDataModule without packing in `recipes export {recipe.name}`, or a different model"
     if ignores_boundaries:
-        hint = "--no-pack puts each sample into its own sequence"
+        hint = "use --no-pack, which puts each sample into its own sequence"
     raise UserError(f"{recipe.model.name} cannot train on packed samples: {why}", hint)
 
 
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: Size) -> None:
-    """Refuse layouts whose attention cannot handle padding between samples, packed or one per sequence."""
+    """Raise UserError if attention with the layout's CP cannot handle padding between samples, packed or not."""
     planned = recipe_job.job(adapt(recipe, size), size.num_nodes)
-    given_values = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
-    cp = int(given_values[-1]) if given_values and given_values[-1].isdecimal() else planned.layout.cp
+    override_value = tuning_overrides.values_by_path(overrides).get(CONTEXT_PARALLEL, "")
+    cp = int(override_value) if override_value.isdecimal() else planned.layout.cp
 
-    hint = f"{CONTEXT_PARALLEL}=1"
+    hint = f"use {CONTEXT_PARALLEL}=1"
     without_cp = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
-    if without_cp and not given_values:
-        hint = f"--num-nodes {' or '.join(without_cp)}; {hint}"
+    if without_cp and not override_value:
+        hint = f"use --num-nodes {' or '.join(without_cp)}, or {CONTEXT_PARALLEL}=1"
 
     if cp > 1 and recipe_job.ignores_sample_ends(recipe.shape):
         raise UserError(
@@ -168,24 +158,23 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: S
         raise UserError(
             f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, but Transformer Engine "
             f"2.9 has no attention for padding between samples on {planned.node.gpu.name}: {why}",
-            f"{hint}; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
+            f"{hint}, or NeMo's FineTuningDataModule without packing in `recipes export {recipe.name}`",
         )
 
 
 def sync_seq_lengths(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides; if they set `data.seq_length`, also set the sequence length of the model to it."""
-    given_values = {path: value for path, _, value in (text.partition("=") for text in overrides)}
-    length = given_values.get("data.seq_length")
-    if not length or "model.config.seq_length" in given_values:
+    """Return the overrides, with the sequence length of the model added if they set only `data.seq_length`."""
+    values = tuning_overrides.values_by_path(overrides)
+    length = values.get("data.seq_length")
+    if not length or "model.config.seq_length" in values:
         return tuple(overrides)
     return (*overrides, f"model.config.seq_length={length}")
 
 
 def model_folder(name: str) -> Path:
-    """Find the folder of a model: a path, or ORG/NAME in this machine's Hugging Face cache. Downloads nothing.
+    """Return the folder of a model: `name` is a path, or ORG/NAME in this machine's Hugging Face cache.
 
-    Raises:
-        UserError: the model is found in neither place.
+    Downloads nothing. Raises UserError if the model is neither.
     """
     if Path(name).is_dir():
         return Path(name).absolute()
@@ -200,7 +189,9 @@ def model_folder(name: str) -> Path:
             pass
     if Path(name).exists():
         raise UserError(f"--model {name} is a file, not a folder", "specify the folder that contains its config.json")
-    hint = f"hf download {name}" if may_be_hub_name else "specify a folder, or ORG/NAME after `hf download ORG/NAME`"
+    hint = (
+        f"run `hf download {name}`" if may_be_hub_name else "specify a folder, or ORG/NAME after `hf download ORG/NAME`"
+    )
     raise UserError(f"--model {name} is neither a folder nor in the Hugging Face cache of this machine", hint)
 
 
@@ -209,16 +200,16 @@ def task_change(
     run_folder: Path,
     note: Callable[[str], None],
     overrides: Sequence[str] = (),
-    late_file: Path | None = None,
+    deferred_base: Path | None = None,
 ) -> Callable[[run.Partial], dict[str, object]]:
-    """Return a function for `local.prepare` that changes a recipe for this task, imports the model and packs the data.
+    """Return the argument `change` of `local.prepare` that imports the model, packs the data and sets them in a recipe.
 
     Args:
         task: the model and the data.
-        run_folder: folder for the packed data.
-        note: function that prints a line.
-        overrides: overrides of the recipe; their number of steps takes precedence over that in `task`.
-        late_file: checkpoint of a model that the job of the run will import; None = import the model now.
+        run_folder: the folder for the packed data.
+        note: called with each line to print.
+        overrides: overrides of the recipe. Their number of steps takes precedence over that in `task`.
+        deferred_base: path of the checkpoint of a model that the run's job will import; None = import it now.
     """
     steps = tuning_overrides.read_steps(overrides) or task.steps
 
@@ -231,14 +222,14 @@ def task_change(
         restore = tuning_overrides.worker_restorer(partial, overrides)
         note("comparing the model with the recipe")
         changes = match_config.match_config(partial, Path(task.model))
-        base = Path(task.start) if task.start else late_file
+        base = Path(task.start) if task.start else deferred_base
         if base is None:
             bases = owner.folder_in(run_folder.parents[1], BASES)
             base = import_model(Path(task.model), bases, note, forward_check=task.forward_check)
         sizes = data_and_weights.compute_sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
-        keeps_model_files = not (late_file or task.start)  # the import keeps the model's small files
+        keeps_model_files = not (deferred_base or task.start)  # the imported checkpoint has copies of them
         model_files = base / KEPT if keeps_model_files else Path(task.model)
         tokenizer = packed_data.tokenizer_folder(task.samples, model_files, data)
         counts = pack_data(task, sizes, tokenizer, data)
@@ -256,15 +247,18 @@ def task_change(
 
 
 def base_checkpoint(model: Path, bases: Path, *, forward_check: bool = True) -> Path:
-    """Return the path of the NeMo checkpoint for a Hugging Face folder; without the forward check, its name differs."""
+    """Return the path in `bases` of the NeMo checkpoint of a Hugging Face folder, whose name contains its digest.
+
+    Without the forward check, it has a different name.
+    """
     suffix = "" if forward_check else "-unchecked"
     return bases / f"{model.name}-{digest(model)}{suffix}"
 
 
 def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
-    """Import a Hugging Face folder, unless it has been imported, and return its NeMo checkpoint.
+    """Import a Hugging Face folder to `bases`, unless it is imported, and return its NeMo checkpoint.
 
-    If another process is importing the folder, wait for it.
+    Waits if another process is importing the folder. `note` is called with each line to print.
     """
     from superpod.launch import subprocess_call
     from superpod.weights.transfer import conversion
@@ -287,7 +281,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
 
 
 def digest(model: Path) -> str:
-    """Hash a folder to twelve hex digits: names, sizes, and the first and last MiB of every file."""
+    """Return twelve hex digits of a hash of a folder: the name, size, and first and last MiB of every file."""
     digest = hashlib.sha256(_IMPORTER)
     for file in sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith(".")):
         size = file.stat().st_size
@@ -305,15 +299,14 @@ def packed_folder(run: RunFolder) -> Path:
 
 
 def is_packed(run: RunFolder) -> bool:
-    """Return whether the data of a run are packed, so that the user's files are no longer needed."""
+    """Return whether the data of a run are packed, so that the user's data files are no longer needed."""
     return (packed_folder(run) / _COUNTS).is_file()
 
 
 def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
-    """Write packed.json and the .npy files to `out`, unless they exist; return the training and validation counts.
+    """Write packed.json and the .npy files to `out`, unless they exist; return the counts of samples and sequences.
 
-    Raises:
-        UserError: a sample is too long and `task.long` is "refuse", or there are too few samples.
+    Raises UserError if a sample is too long and `task.long` is "refuse", or there are too few samples.
     """
     from superpod.data.samples import chat
 
@@ -326,10 +319,11 @@ def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Co
 
 
 def export(run: RunFolder, out: Path) -> dict[str, Any]:
-    """Export the best checkpoint of a run to the Hugging Face folder `out`; return its name, its loss and notes.
+    """Export the best checkpoint of a run to the Hugging Face folder `out`; return facts about the export.
 
-    The exported tokenizer contains the chat template used in training. An incomplete export of this run is replaced;
-    any other existing folder is refused.
+    Keys: `checkpoint` (its name), `val_loss`, and the result of `conversion.export_hf`. The exported tokenizer has the
+    chat template of the training. An incomplete export of this run is replaced. Raises UserError if `out` exists
+    otherwise.
     """
     from superpod.launch import convert, subprocess_call
     from superpod.reports.runs import checkpoint_list

@@ -111,7 +111,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         problems.append(Problem(str(error)))
     try:
         metadata = checkpoint_metadata.read(path)
-        parameters = sum(tensor.numbers for tensor in metadata.model.values())
+        parameters = sum(tensor.elements for tensor in metadata.model.values())
         facts = {"parameters": parameters, "optimizer": metadata.optimizer}
     except ValueError:
         pass  # `survey` lists the damage

@@ -41,6 +41,7 @@ from superpod.runtime.checkpoints import resume, shared_reading
 from superpod.runtime.health import node_checks
 from superpod.runtime.heartbeat import heartbeat, stall
 from superpod.runtime.processes.attempt_processes import MARK
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.processes.stray_processes import ENDED, StrayProcesses
 from superpod.runtime.rank import capture, stacks
 from superpod.runtime.runs import owner, run_state
@@ -49,8 +50,8 @@ from superpod.runtime.runs.run_state import State
 
 POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-CANCELLED_S = 10.0
-"""Seconds between two checks, after a SIGTERM, whether the job was cancelled; KillWait is 30 s."""
+CANCELLATION_POLL_S = 10.0
+"""Seconds between two queries, after a SIGTERM, of whether the job was cancelled. Slurm's default KillWait is 30 s."""
 
 ERRORS_OF_ALL_JOBS = (resume.NoIntactCheckpointError, deferred_data.MissingDataError, owner.UnsafeError)
 """Errors that would recur in every later job, and therefore stop the run."""
@@ -61,16 +62,19 @@ SIGNAL_MEANINGS = {
 
 
 def main(words: list[str]) -> int:
-    """Run one attempt and return the exit code of the job: 0 = done, saved, or nothing to do; 1 = failed."""
+    """Run one attempt with the command line `words`; return the exit code of the job.
+
+    0 = the run is done, the attempt has saved and will be resumed, or there is nothing to do; 1 = the attempt failed.
+    """
     options, command = attempt_arguments.parse(words)
     try:
-        return _main(SlurmJob(), options, command)
+        return _run_job(SlurmJob(), options, command)
     finally:
         if options.unpacked:
             shutil.rmtree(options.unpacked, ignore_errors=True)
 
 
-def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
+def _run_job(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
     try:
         run = open_run(options, job)
         reason = guard.reason_to_skip(
@@ -83,7 +87,7 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
             _log(reason)
             return 0
         try:
-            return _attempt(run, job, options, command)
+            return _run_attempt(run, job, options, command)
         finally:
             problem = options.webhook.report_end(
                 run, job.id, lambda: bool(next_attempt.pending_jobs()) or job_end.controller_state(job.id) == "PENDING"
@@ -95,7 +99,7 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
         return 1
 
 
-def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
+def _run_attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
     try:
         # Before an attempt is opened, which would count as failed on a full disk.
         shortage = _wait_for_space(run, job, options.self_submit)
@@ -119,7 +123,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
 
 
 class SlurmJob:
-    """The Slurm job that this process runs in."""
+    """The Slurm job of this process."""
 
     def __init__(self) -> None:
         self.id = os.environ.get("SLURM_JOB_ID", "")
@@ -128,17 +132,15 @@ class SlurmJob:
         self.nodes = job_end.slurm_output("scontrol", "show", "hostnames", node_list).split()
 
     def is_preempted(self) -> bool:
-        """Return whether this job is in the grace time of a preemption, when Slurm signals only its steps."""
+        """Return whether this job is being preempted. During the grace time, Slurm signals only the job's steps."""
         return job_end.job_field(self.id, "PreemptTime")[:1].isdigit()
 
     def run_before_requeue(self, runs: Path) -> str:
-        """Return the path of the run that this job started before it was requeued; '' = none.
+        """Return the path of the run in the folder `runs` that this job started before Slurm requeued it; '' if none.
 
-        The path is stored in the job name (`rename_after_run`). The job id is not unique: another cluster that shares
-        the disk, or a new Slurm database, may use the same ids.
-
-        Raises:
-            UserError: the controller does not answer; otherwise a new run would start at step 1.
+        The path is stored in the job name (`rename_after_run`), since the job id is not unique: another cluster that
+        shares the file system, or a new Slurm database, may use the same ids. Raises UserError if the controller does
+        not respond, since a new run would then start at step 1.
         """
         if not self.restarts:
             return ""
@@ -146,27 +148,22 @@ class SlurmJob:
         if not name:
             raise UserError(
                 f"job {self.id} was requeued, but Slurm's controller does not report which run it started",
-                "resume the run with sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch",
+                "resume the run with `sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch`",
             )
         folder, _, run = name.rpartition(".")
         path = runs / folder / run
         if not folder or not (path / "run.json").is_file():
-            return ""  # requeued before it started one
+            return ""  # requeued before it started a run
         os.environ["SLURM_JOB_NAME"] = name
         return str(path)
 
     def rename_after_run(self, run: RunFolder) -> None:
-        """Name this job after its run, as `recipes submit` does."""
+        """Set the name of this Slurm job to RECIPE.RUN_ID, like `recipes submit`."""
         name = f"{run.path.parent.name}.{run.path.name}"
-        try:
-            command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
-            is_named = subprocess.run(command, capture_output=True, timeout=job_end.TIMEOUT_S).returncode == 0
-        except (OSError, subprocess.TimeoutExpired):
-            is_named = False
-        if is_named:
-            os.environ["SLURM_JOB_NAME"] = name
-        else:
+        if output_of(["scontrol", "update", f"JobId={self.id}", f"JobName={name}"], job_end.TIMEOUT_S) is None:
             _log(f"job {self.id} could not be renamed after {run.path}: if Slurm requeues it, it will start a new run")
+        else:
+            os.environ["SLURM_JOB_NAME"] = name
 
     def deadline(self) -> float:
         """Return the Unix time at which the time limit of the job expires; 0 = no limit."""
@@ -175,20 +172,22 @@ class SlurmJob:
         return 0.0
 
     def free_port(self) -> int:
-        """Return a free port on this node, below Linux's ephemeral ports (32768 and up)."""
+        """Return a free TCP port on this node, below Linux's ephemeral ports (32768 and up).
+
+        Raises UserError if none of the 2000 ports that were tried is free.
+        """
         for step in range(2000):
-            port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # different jobs on a node start at distant ports
+            port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # the searches of two jobs begin far apart
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("", port))
                 return port
-        raise UserError("there is no free port between 20000 and 30000 on this node")
+        raise UserError("no free TCP port was found between 20000 and 30000 on this node")
 
 
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
-    """Return the run that this job was submitted for, the run that it started before a requeue, or a new run.
+    """Open the run of this job: the one in SUPERPOD_RUN_DIR, the one that it started before a requeue, or a new one.
 
-    Raises:
-        UserError: the run does not exist, another user could have written into it, or Slurm does not answer.
+    Raises UserError if the run does not exist, another user could have written into it, or Slurm does not respond.
     """
     path = os.environ.get("SUPERPOD_RUN_DIR") or job.run_before_requeue(Path(options.runs))
     if path:
@@ -203,11 +202,11 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
 
 
 class _SignalledError(BaseException):
-    """A stop signal arrived before the ranks were started. Not an Exception, so that no handler catches it."""
+    """A stop signal arrived before the ranks were started. Derived from BaseException, so that no `except` hides it."""
 
 
 class _RunningAttempt:
-    """One attempt, from the creation of its folder to the final result.json."""
+    """An attempt, from the creation of its folder to the final result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, strays: StrayProcesses) -> None:
         self.run, self.job, self.options, self.strays = run, job, options, strays
@@ -220,17 +219,21 @@ class _RunningAttempt:
         """names of the stop signals received by this process or a rank"""
         self.stalled, self.cancelled = "", False
         self.oom_kills = attempt_end.oom_kills()
-        self._next_look = 0.0
-        """when to check again whether the job was cancelled, as time.monotonic()"""
+        self._next_check = 0.0
+        """time.monotonic() at which to check again whether the job was cancelled"""
         self.step = int(bool(options.checks))
-        """id of the job step that runs the ranks; the steps before it are preparations"""
+        """id of the job step that runs the ranks; earlier steps prepare the attempt"""
         self._is_preparing = True
 
     def execute(self, command: list[str]) -> int:
-        """Prepare, start the ranks, wait, and record the end; return the exit code of the job. Raises UserError."""
+        """Prepare the attempt, run the ranks with `command`, and record the end; return the exit code of the job.
+
+        Raises UserError if the ranks are not started because of stray processes, the data, the model or the
+        checkpoints.
+        """
         try:
             for number in STOP_SIGNALS:
-                signal.signal(number, self._note_signal)
+                signal.signal(number, self._record_signal)
             # Before the checkpoints are read: a stray process of a killed attempt may still be writing one.
             self.strays.kill_earlier()
             self.step += self.strays.steps
@@ -257,16 +260,14 @@ class _RunningAttempt:
             _log(reason)
             self.attempt.finish(State.REQUEUED, message=reason, counts=False)
             return 1
-        return self._wait(command)
+        return self._run_ranks(command)
 
     def _exclude_bad_nodes(self) -> str:
-        """Exclude nodes that fail the profile's checks from the next attempt; return a message, or '' if none
-        failed.
-        """
+        """Exclude nodes that fail the cluster profile's checks from the next attempt; return a message, '' if none."""
         if not self.options.checks:
             return ""
         script = Path(job_code.path_for_nodes("slurm/checks/node.sh"))
-        bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
+        bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes)
         if not bad:
             return ""
         node_checks.exclude_nodes(self.run, bad, next_attempt.pending_jobs())
@@ -293,14 +294,14 @@ class _RunningAttempt:
             model_steps.import_model(self.options.model_step, self.run, self.attempt)
             self.step += 1
 
-    def _wait(self, command: list[str]) -> int:
+    def _run_ranks(self, command: list[str]) -> int:
         self.attempt.write_env(os.environ)
         self.limit = TimeLimit(self.attempt.path, self.job.deadline)
-        self.watch = stall.StallDetector(self.attempt, self.options.stalled_s, time.time())
+        self.stall_detector = stall.StallDetector(self.attempt, self.options.stalled_s, time.time())
         _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
         command, logs_by_node = capture.log_by_node(command, self.attempt.path)
         with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
-            ranks = subprocess.Popen(
+            srun = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -308,28 +309,28 @@ class _RunningAttempt:
                 env=self._environment() | logs_by_node,
                 start_new_session=True,  # a signal to the script's process group must not end srun
             )
-            while ranks.poll() is None:
+            while srun.poll() is None:
                 time.sleep(POLL_S)
-                self._watch(ranks)
-                if time.monotonic() >= self._next_look:
-                    self._mark_if_cancelled()
+                self._end_stalled_ranks(srun)
+                if time.monotonic() >= self._next_check:
+                    self._stop_if_cancelled()
                 change = self.limit.update()
                 if change:
                     _log(change)
-        return self._record(ranks.returncode)
+        return self._record(srun.returncode)
 
-    def _note_signal(self, number: int, frame: object) -> None:
+    def _record_signal(self, number: int, frame: object) -> None:
         self.signals.append(signal.Signals(number).name)
         if self._is_preparing:  # interrupt it: after a scancel, Slurm sends SIGKILL within 30 s
             self._is_preparing = False
             raise _SignalledError
 
-    def _mark_if_cancelled(self) -> None:
-        """After a SIGTERM, check whether the job was cancelled, and if so, stop the run."""
+    def _stop_if_cancelled(self) -> None:
+        """After a SIGTERM, query Slurm: if the job was cancelled, stop the run, so that no further attempt starts."""
         if "SIGTERM" in self.signals and not self.cancelled:
             state = job_end.current_state(self.job.id, self.run.output(self.job.id))
             self.cancelled = job_end.is_cancelled(state)
-            self._next_look = time.monotonic() + CANCELLED_S
+            self._next_check = time.monotonic() + CANCELLATION_POLL_S
             if self.cancelled:
                 guard.record_cancellation(self.run, self.job.id, state)
 
@@ -345,33 +346,40 @@ class _RunningAttempt:
             "MASTER_PORT": str(self.job.free_port()),
         }
 
-    def _watch(self, ranks: subprocess.Popen) -> None:
-        silent = self.watch.check()
-        if silent and not self.stalled:
-            # Ask for the stacks first: a killed rank writes none.
+    def _end_stalled_ranks(self, srun: subprocess.Popen) -> None:
+        """If the ranks have stalled, log their stacks and kill them."""
+        stall_message = self.stall_detector.check()
+        if stall_message and not self.stalled:
+            # Request the stacks first: a killed rank writes none.
             job_end.slurm_output("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
             stacks.wait_for_logs(self.attempt)
-            self.stalled = stacks.describe_stall(silent, self.attempt)
+            self.stalled = stacks.describe_stall(stall_message, self.attempt)
             with contextlib.suppress(UserError):
                 self.attempt.mark(State.STALLED, message=self.stalled)
             _log(self.stalled)
             job_end.slurm_output("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
-            ranks.send_signal(signal.SIGTERM)
+            srun.send_signal(signal.SIGTERM)
 
     def _kill_strays(self, code: int | None) -> bool:
-        """Kill the stray processes of failed ranks; return whether none remain on any node."""
+        """Kill the stray processes of ranks that failed with exit code `code`; return whether none remain on any node.
+
+        None = the ranks were not started.
+        """
         if code and "SIGTERM" not in self.signals:  # Slurm does not start steps in a job that it is ending
             return self.strays.kill(self.attempt.path)
         return not code
 
     def _record(self, code: int | None) -> int:
-        """Record the end of the attempt, kill stray processes, and submit the next job; return the exit code."""
+        """Record the end of the attempt, kill stray processes, and submit the next job; return this job's exit code.
+
+        `code` is the exit code of srun; None if the ranks were not started.
+        """
         newest, done = guard.newest_step(self.run), self.run.done
         slurm_state = job_end.controller_state(self.job.id)
         heartbeats = self.attempt.heartbeats().values()
-        # In a preemption, Slurm signals only the steps: the ranks know of signals that this process never received.
+        # During a preemption, Slurm signals only the steps: ranks receive signals that this process does not.
         self.signals += [str(beat.get("signal", "")) for beat in heartbeats if beat.get("phase") == "stopped"]
-        state, message = self._end(code, newest, is_done=done)
+        state, message = self._determine_end(code, newest, is_done=done)
         last = max((int(b.get("step", 0)) for b in heartbeats), default=0)
         new_steps = newest - (self.attempt.result.get("before") or 0)
         self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new_steps)
@@ -387,16 +395,19 @@ class _RunningAttempt:
             self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
             _log(refusal)
         is_preempted = "SIGTERM" in self.signals and slurm_state == "RUNNING" and state is State.REQUEUED
-        if is_preempted and self._requeue():
+        if is_preempted and output_of(["scontrol", "requeue", self.job.id], job_end.TIMEOUT_S) is not None:
             time.sleep(600)  # Slurm ends this process within the rest of the grace time
         return 0 if state is State.REQUEUED else 1
 
-    def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[State, str]:
-        """Return the state and message of the attempt; first, export a finished training if that is pending."""
-        self._mark_if_cancelled()
+    def _determine_end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[State, str]:
+        """Export the model if that is pending; return the state of the attempt and a message about its end.
+
+        `code` is srun's exit code, `newest` the step of the newest checkpoint; `is_done` = the last step is trained.
+        """
+        self._stop_if_cancelled()
         if is_done:
             message = self._export()
-            self._mark_if_cancelled()  # the job may have been cancelled during the export
+            self._stop_if_cancelled()  # the job may have been cancelled during the export
             if not message:
                 return State.DONE, ""
             if self.cancelled:
@@ -412,34 +423,34 @@ class _RunningAttempt:
             reason = " and ".join(dict.fromkeys(SIGNAL_MEANINGS.get(name, name) for name in self.signals))
             outlook = f"resumes from step {newest}" if newest else "no checkpoint yet"
             return State.REQUEUED, f"{reason}; {outlook}"
-        self._note_kills(code or 0)
+        self._record_kills(code or 0)
         return State.FAILED, guard.failure_message(self.run, self.attempt, code or 0)
 
-    def _note_kills(self, code: int) -> None:
+    def _record_kills(self, code: int) -> None:
         kills = attempt_end.oom_kills() - self.oom_kills
         killed = attempt_end.describe_kill("srun", -code, kills) if code < 0 else ""
         with contextlib.suppress(UserError):
             self.attempt.mark(State.RUNNING, **{attempt_end.KILLED: killed, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
-        """Export a fine-tuned model if that is pending; return an error message, or '' on success."""
+        """Export the fine-tuned model if that is pending; return an error message, or '' on success."""
         if not (self.options.model_step and self.run.has_pending_export):
             return ""
         _log("exporting the best checkpoint")
         return model_steps.export(self.options.model_step, self.run, self.attempt)
 
     def _submit_next(self) -> str:
-        """Submit the next job if jobs may do so and none is queued; return an error message, or '' on success."""
+        """Submit the next job if the cluster permits that and none is queued; return an error message or ''."""
         if not self.options.self_submit or next_attempt.pending_jobs():
             return ""
         return next_attempt.submit(self.run)
 
-    def _requeue(self) -> bool:
-        return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
-
 
 def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
-    """Wait while the disk is full; return None once there is space, otherwise why not. Raises _SignalledError."""
+    """Wait while the disk is full; return None once there is space, or the shortage that remains after the wait.
+
+    Raises _SignalledError if a stop signal arrived during the wait.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise _SignalledError
@@ -457,7 +468,7 @@ def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_di
 
 
 def _handle_signal_while_waiting(run: RunFolder, job: SlurmJob) -> int:
-    """Stop the run if the wait for disk space was interrupted by a cancellation; return the exit code."""
+    """Stop the run if a cancellation interrupted the wait for disk space; return the job's exit code."""
     state = job_end.current_state(job.id, run.output(job.id))
     if job_end.is_cancelled(state):
         guard.record_cancellation(run, job.id, state)
@@ -476,8 +487,8 @@ def _log(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
 
 
-def _end(code: int) -> None:
-    """Exit with `code`; without this, Python would exit with 120 if the log cannot be written."""
+def _exit(code: int) -> None:
+    """Exit with `code`. Plain `sys.exit` would exit with 120 if the log cannot be written, as on a full disk."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -487,4 +498,4 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _end(main(sys.argv[1:]))
+    _exit(main(sys.argv[1:]))

@@ -10,7 +10,12 @@ from superpod.runtime.checkpoints import resume
 
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options in `words`, and the command that starts the ranks, which follows `--`."""
+    """Parse the arguments of attempt.py.
+
+    Returns:
+        The options, with the command of the model steps as `model_step`; and the command after `--` that starts the
+        ranks.
+    """
     parser = argparse.ArgumentParser(prog="attempt.py")
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--runs", required=True)

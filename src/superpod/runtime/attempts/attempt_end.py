@@ -1,7 +1,7 @@
-"""Determine how an attempt ended that could not record its own end. Standard library only.
+"""Determine the end of an attempt that was killed before it could record it. Standard library only.
 
-The evidence is the state of the Slurm job, who cancelled it, the signal that ended its script, and the kernel's count
-of out-of-memory kills. Without evidence, the cause is reported as unknown.
+The evidence is the state of the Slurm job, the user who cancelled it, the signal that ended its script, and the
+kernel's count of out-of-memory kills. Without evidence, the cause is reported as unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OOM_KILLS = "oom_kills"
 """Key of result.json: the number of processes of the job that the OOM killer killed on the first node."""
 
 _UNENDED_STATES = ("", "PENDING", "REQUEUED", *job_end.LIVE_STATES)
-"""States of a Slurm job that has not ended; "" = unknown."""
+"""States of a Slurm job that has not ended; '' = unknown."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class End:
 
 
 def find_end(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
-    """Return how an attempt without a recorded end has ended; None if it is still running or that is unknown."""
+    """Determine the end of an attempt; None if it is recorded in result.json, unknown, or the attempt is running.
+
+    Waits up to `wait_s` seconds until Slurm reports the final state of the job.
+    """
     job = str(attempt.result.get("job", ""))
     if "ended" in attempt.result:
         return None
@@ -62,7 +65,7 @@ def find_end(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | Non
 
 
 def who_cancelled(run: RunFolder, state: str) -> str:
-    """Return who cancelled a job that ended in `state`: "the user", or the name of another user."""
+    """Return the user who cancelled a job with the Slurm state `state`: "the user" (the run's owner), or a name."""
     uid = job_end.cancelled_by_uid(state)
     if uid in (None, owner.owner_uid(run.path)):
         return "the user"
@@ -70,18 +73,25 @@ def who_cancelled(run: RunFolder, state: str) -> str:
 
 
 def describe_kill(process: str, number: int, oom_kills: int = 0) -> str:
-    """Describe a process killed by signal `number`, with the cause if there is evidence."""
+    """Return a sentence about a process that was killed by a signal.
+
+    Args:
+        process: the name of the process, for the sentence.
+        number: the number of the signal.
+        oom_kills: the number of processes of the job that the kernel's OOM killer has killed.
+    """
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     if oom_kills:
-        return f"{process} was killed by {name}; the kernel killed {oom_kills} processes of the job for lack of memory"
+        killed = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
+        return f"{process} was killed by {name}; the kernel's OOM killer killed {killed} of the job"
     return f"{process} was killed by {name}; cause unknown (no cancellation and no out-of-memory kill is recorded)"
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Count the processes of this job on this node that the kernel has killed for lack of memory; 0 if unknown.
+    """Return the number of processes of this job that the OOM killer has killed on this node; 0 if unknown.
 
     Reads `oom_kill` in memory.events (cgroup v2) or memory.oom_control (v1) of the job's control group, `job_N`, which
     includes its steps in v2 (kernel Documentation/admin-guide/cgroup-v2.rst, memory.events).
@@ -95,11 +105,11 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
         match = re.match(r"/.*?/job_\d+(?=/|$)", path)
         if match and controllers in ("", "memory"):
             folder = root / controllers / match[0].lstrip("/")
-            return _read_count(folder / ("memory.oom_control" if controllers else "memory.events"))
+            return _read_oom_kill(folder / ("memory.oom_control" if controllers else "memory.events"))
     return 0
 
 
-def _read_count(file: Path) -> int:
+def _read_oom_kill(file: Path) -> int:
     try:
         match = re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""Deferred data: a run that is submitted before another job has created its data folder. Standard library only."""
+"""Require the data of a run that was submitted before another job created its data folder. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import RunFolder
 
 KEY = "late_data"
-"""Key of run.json: true if the data folder did not exist when the run was submitted."""
+"""Key of run.json: true if the data folder did not exist yet when the run was submitted."""
 
 FILE = "dataset.json"
 """The file that `recipes data` writes last."""
 
 
 class MissingDataError(UserError):
-    """The data folder is missing, and more jobs of the run would fail in the same way."""
+    """The data folder is missing or incomplete, so all later jobs of the run would fail too."""
 
 
 def require(run: RunFolder, pause: Callable[[], None]) -> None:
-    """Require the data folder before the ranks start. Checks twice, since a new folder may become visible late.
+    """Check before the ranks start that the data folder exists. Does nothing for a run without deferred data.
 
-    Args:
-        run: the run.
-        pause: waits before the second check.
-
-    Raises:
-        MissingDataError: the folder does not exist or is incomplete.
+    The folder is checked again after `pause`, since a network file system may show a new folder late. Raises
+    MissingDataError if it does not exist or is incomplete.
     """
     facts = run.facts
     file = Path(str(facts.get("data", "")), FILE)

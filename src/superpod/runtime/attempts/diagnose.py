@@ -1,7 +1,7 @@
 """Diagnose why an attempt failed, from the logs of its ranks, the disk and result.json. Standard library only.
 
-`judge_attempt` reads complete logs; `summarize` returns one line for result.json, `recipes status` and `recipes
-history`.
+`judge_attempt` reads the logs and returns a verdict; `summarize` returns one line for result.json, `recipes status` and
+`recipes history`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 _MAX_CHARS = 400
 _MIN_FREE_BYTES = 1 << 20
 _NODE_TAIL = 8
-"""How many times more bytes are read from the end of a node's log than from the end of a rank's log."""
+"""Factor of the bytes that are read from the end of a node's log, relative to a rank's log."""
 _DESCRIBED = (State.STALLED, State.CANCELLED, State.REQUEUED)
-"""States whose message describes what the launcher of the attempt has observed."""
+"""States whose message is an observation of the launcher, and therefore evidence."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why an attempt failed: `cause` in one line; `known` is False if the logs contain no cause."""
+    """Why an attempt failed."""
 
     cause: str
+    """one line"""
     known: bool = True
+    """False if the logs contain neither a cause nor an error"""
 
 
 def summarize(folder: RunFolder, attempt: Attempt) -> Diagnosis:
-    """Diagnose an attempt in one line, from the ends of its logs only, since the logs of 2,048 nodes are a
-    gigabyte in total.
-    """
+    """Diagnose an attempt in one line, from the ends of its logs, since the logs of 2,048 nodes have a gigabyte."""
     message = describe_briefly(judge_attempt(folder, attempt, ends=True))
     if message:
         return Diagnosis(message)
@@ -51,7 +51,7 @@ def summarize(folder: RunFolder, attempt: Attempt) -> Diagnosis:
 
 
 def describe_briefly(verdict: Verdict) -> str:
-    """Return a verdict in one line; '' if it has neither a cause nor an error."""
+    """Return the cause of a verdict, or else its first error, in one line; '' if it has neither."""
     root, error = verdict.root, verdict.first_error
     if root:
         first = root.evidence[0] if root.evidence else None
@@ -66,7 +66,7 @@ def describe_briefly(verdict: Verdict) -> str:
 
 
 def _quote(line: Evidence) -> str:
-    """Return the text of a line with its file, and with its rank if the file has the output of several ranks."""
+    """Format a log line as `TEXT (FILE)`, or as `TEXT (FILE, rank N)` if the file has the output of several ranks."""
     rank = ""
     if line.rank is not None and is_by_node(Path(line.path)):
         rank = f", rank {line.rank}"
@@ -74,12 +74,9 @@ def _quote(line: Evidence) -> str:
 
 
 def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdict:
-    """Diagnose an attempt.
+    """Diagnose an attempt from its logs, result.json, flight-recorder dumps and Python stacks.
 
-    Args:
-        folder: the run.
-        attempt: an attempt of the run.
-        ends: whether to read only the ends of its logs, to save time.
+    With `ends`, only the ends of its logs are read, to save time.
     """
     logs = []
     for log in logs_of(attempt):
@@ -96,7 +93,10 @@ def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) ->
 
 
 def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
-    """Diagnose a run from log files and flight-recorder dumps. Raises OSError if one cannot be read."""
+    """Diagnose a run from log files and flight-recorder dumps. Raises OSError if a file cannot be read.
+
+    If `base` is given, the verdict names files relative to it.
+    """
     dumps = [path for path in paths if flight_recorder.is_dump(path)]
     logs = [_read_named(path) for path in paths if path not in dumps]
     if logs and not dumps and not any(log.lines for log in logs):
@@ -107,7 +107,7 @@ def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
 
 
 def _read_named(path: Path) -> LogEvents:
-    """Read the events of a log; none if it has been removed in the meantime. Raises OSError."""
+    """Read the events of a log that the user named; no events if the file does not exist. Raises other OSErrors."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -115,12 +115,15 @@ def _read_named(path: Path) -> LogEvents:
 
 
 def logs_of(attempt: Attempt) -> list[Path]:
-    """Return the logs of an attempt: from its ranks, srun and torchrun, and the early output of ranks."""
+    """Return the log files of an attempt: those of its ranks and srun, and those that NeMo-Run and torchrun write."""
     return [*attempt.logs, *sorted((attempt.path / "nemo_run").glob("**/std*.log"))]
 
 
-def ended_step(attempt: Attempt) -> str | None:
-    """Return why Slurm ended the ranks (`Slurm ended the ranks on node1 at ...: node failure`); None if it did not."""
+def step_end_reason(attempt: Attempt) -> str | None:
+    """Return the reason, from the logs, for which Slurm ended the ranks of an attempt; None if there is none.
+
+    Example: `Slurm ended the ranks on node1 at ...: node failure`.
+    """
     for log in attempt.logs:
         for event in _read(log, TAIL_BYTES).events:
             reason = step_end(event.line.text)
@@ -137,7 +140,7 @@ def _read(log: Path, tail: int) -> LogEvents:
 
 
 def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
-    """Return events from what the launcher recorded in result.json, and an event for a full disk."""
+    """Return the events that the launcher recorded in result.json, and an event if the disk is full now."""
     file, result = attempt.path / "result.json", attempt.result
     events = LogEvents(file)
     if result.get("state") in _DESCRIBED or LAUNCHER_KILLED in result:
@@ -147,7 +150,8 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
         events.events.append(_certain_event("launcher_killed", file, str(killed)))
     kills = result.get(attempt_end.OOM_KILLS)
     if kills:
-        text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
+        killed_text = "1 process" if kills == 1 else f"{kills} processes"
+        text = f"the node ran out of memory: the kernel killed {killed_text} of the job on its first node (oom_kill)"
         events.events.append(_certain_event("host_out_of_memory", file, text))
     free_bytes = shutil.disk_usage(folder.path).free
     if free_bytes < _MIN_FREE_BYTES and result.get("state") != State.DONE:
@@ -159,5 +163,5 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
 
 
 def _certain_event(cause: str, path: Path, text: str, detail: str | None = None) -> Event:
-    """Return an event with certainty CERTAIN that does not come from a log line."""
+    """Return an event of the cause `cause` with the certainty CERTAIN; `path` is the file or folder that shows it."""
     return Event(cause, CERTAIN, True, LogLine(path, 0, text), is_error=True, order=0, detail=detail)

@@ -1,4 +1,4 @@
-"""Wait for disk space before an attempt writes anything, so that a full disk does not fail all jobs of the chain.
+"""Wait for disk space before an attempt starts, so that a full disk does not fail one job of the chain after another.
 
 Standard library only.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,31 +18,32 @@ from superpod.common.json_files import is_full, is_number
 from superpod.common.units import duration, size
 from superpod.runtime.attempts import next_attempt
 from superpod.runtime.checkpoints.checkpoint_folder import MARK
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.runs.run_folder import RunFolder
 
 MIN_BYTES = 16 << 20
-"""Size of a test file, which is needed since statvfs ignores quotas. Logs and small files need about as much."""
+"""Bytes of the test file in the run folder: statvfs ignores quotas. An attempt's logs need about as much."""
 
 MIN_FILES = 256
-"""Number of files that an attempt creates, not counting those of its ranks."""
+"""Number of files that an attempt creates, excluding those of its ranks."""
 
 FILES_PER_RANK = 3
-"""Two checkpoint files (Megatron has two writers per rank) and one log."""
+"""Number of files that a rank creates: two checkpoint files (Megatron has two writers per rank) and one log."""
 
 SCRATCH_BYTES = 64 << 10
-"""Size of a test file in the folders for caches and temporary files, which training needs too."""
+"""Bytes of the test files in the folders for caches and temporary files, which training needs too."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 300.0
 HELD_S = 900.0
-"""Seconds that a job keeps its GPUs while the disk is full; then it ends, and the next jobs are deferred."""
+"""Seconds that a job waits for disk space, holding its GPUs, before it ends and defers the next jobs."""
 
 DEFERRED_S = (600.0, 6 * 3600.0)
-"""Minimum and maximum seconds by which the next jobs are deferred; in between, the time that the disk has been full."""
+"""Minimum and maximum of the seconds by which the next jobs are deferred, which is the time since the last attempt."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The time and sleep functions, which tests replace."""
+    """The functions for the time and for sleeping. Tests replace them."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -54,7 +54,7 @@ CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Shortage:
-    """Disk space that is still missing after the wait for it."""
+    """A lack of disk space that remains after the wait."""
 
     message: str
     next_job_s: float
@@ -62,7 +62,10 @@ class Shortage:
 
 
 def missing_space(run: RunFolder) -> str:
-    """Return why another checkpoint does not fit, based on statvfs; '' if it fits. Writes nothing. Raises OSError."""
+    """Return the reason why statvfs reports too little space for another checkpoint; '' if there is enough.
+
+    Writes nothing. Raises OSError.
+    """
     needed_bytes = run.facts.get("checkpoint_bytes")
     facts = os.statvfs(run.path)
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
@@ -77,47 +80,45 @@ def missing_space(run: RunFolder) -> str:
 
 
 def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> str:
-    """Return why this node cannot save a checkpoint now; '' if there is enough space.
+    """Return the reason why this node cannot save a checkpoint now; '' if it can.
 
-    Writes and removes a test file. A file system that is not writable (read-only after an error, server down) is
-    treated as full, since it may be repaired while the job waits.
-
-    Raises:
-        FileNotFoundError: the run folder no longer exists.
+    Writes and removes test files. A file system that is not writable (read-only after an error, server down) counts as
+    full, since it may be repaired while the job waits. Raises FileNotFoundError if the run folder no longer exists.
     """
     try:
         problem = missing_space(run)
         if problem:
             return problem
         facts = os.statvfs(run.path)
-        _probe(run.path, int(_min_bytes(facts.f_blocks * facts.f_frsize)))
+        _write_test_file(run.path, int(_min_bytes(facts.f_blocks * facts.f_frsize)))
     except FileNotFoundError:
         raise
     except OSError as error:
-        return _describe(run.path, error)
+        return _describe_error(run.path, error)
     for folder in _scratch_folders(environ):
         try:
-            _probe(folder, SCRATCH_BYTES)
+            _write_test_file(folder, SCRATCH_BYTES)
         except OSError as error:
             if is_full(error):  # other errors are ignored: a run may not need this folder
-                return _describe(folder, error)
+                return _describe_error(folder, error)
     return ""
 
 
 def _ranks(run: RunFolder) -> int:
+    """Return the number of ranks of a run; 1 if it is unknown."""
     nodes, gpus = run.facts.get("nodes"), run.facts.get("gpus_per_node")
     return int(nodes * gpus) if is_number(nodes) and is_number(gpus) else 1
 
 
 def _min_bytes(total: int) -> float:
-    """Return MIN_BYTES, or 2% of the `total` bytes of a small file system."""
+    """Return the bytes that must be free on a file system of `total` bytes: MIN_BYTES, or 2% of a small one."""
     return min(MIN_BYTES, total / 50)
 
 
-def _probe(folder: Path, bytes_: int) -> None:
-    """Write and sync an unnamed file. Raises OSError."""
+def _write_test_file(folder: Path, size_bytes: int) -> None:
+    """Write an unnamed file of `size_bytes` random bytes and sync it to the disk. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        unwritten = memoryview(os.urandom(bytes_))  # random, since file systems may compress zeros
+        unwritten = memoryview(os.urandom(size_bytes))  # random, since file systems may compress zeros
         while unwritten:
             unwritten = unwritten[file.write(unwritten) :]
         # Some file systems report a full disk or an exceeded quota only when the data are written back.
@@ -133,7 +134,7 @@ def _scratch_folders(environ: Mapping[str, str]) -> Iterator[Path]:
             yield Path(name)
 
 
-def _describe(folder: Path, error: OSError) -> str:
+def _describe_error(folder: Path, error: OSError) -> str:
     if error.errno == errno.EDQUOT:
         return f"your disk quota is exceeded under {folder}"
     if error.errno == errno.ENOSPC:
@@ -151,22 +152,11 @@ def wait_for_space(
     self_submit: bool = False,
     clock: Clock = CLOCK,
 ) -> Shortage | None:
-    """Wait for disk space; if there is still none after `held_s`, defer the run's next jobs.
+    """Wait for disk space; if there is too little after `held_s` seconds, defer the run's next jobs.
 
-    No attempt is opened during the wait, since it would count as failed.
-
-    Args:
-        run: the run.
-        log: called with a message before each pause.
-        held_s: how long the job may keep its GPUs, seconds.
-        self_submit: whether to submit a job if the run has none in the queue.
-        clock: replaced by tests.
-
-    Returns:
-        None as soon as there is space; otherwise why there is none.
-
-    Raises:
-        OSError: the run folder no longer exists.
+    Call it before an attempt is opened, since an attempt on a full disk would count as failed. `log` is called with a
+    message before each pause. With `self_submit`, a deferred job is submitted if the run has none in the queue. Returns
+    None as soon as there is space, or the shortage that remains. Raises OSError if the run folder no longer exists.
     """
     if not space_problem(run):
         return None
@@ -195,13 +185,15 @@ def _remove_unfinished(run: RunFolder) -> None:
 
 
 def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Shortage:
-    """Defer the queued jobs of the run; if there are none and `self_submit` is set, submit a deferred job."""
-    least, most = DEFERRED_S
+    """Defer the queued jobs of the run because of `problem`, or submit a deferred job if `self_submit` permits it."""
+    min_s, max_s = DEFERRED_S
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     end_time = next((end for end in ends if is_number(end)), None)
-    seconds = min(max(now - end_time if is_number(end_time) else least, least), most)
+    seconds = min(max(now - end_time, min_s), max_s) if is_number(end_time) else min_s
     jobs, error = next_attempt.pending_jobs(), ""
-    is_deferred = any([_defer_job(job, seconds) for job in jobs])
+    start = f"StartTime=now+{int(seconds)}"
+    outputs = [output_of(["scontrol", "update", f"JobId={job}", start], timeout_s=30) for job in jobs]
+    is_deferred = any(output is not None for output in outputs)
     if not jobs and self_submit:
         error = next_attempt.submit(run, f"--begin=now+{int(seconds)}")
         is_deferred = not error
@@ -209,10 +201,3 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
         return Shortage(f"{problem}: the next job checks again in {duration(seconds)}", seconds)
     reasons = "; ".join(filter(None, [problem, error]))
     return Shortage(f"{reasons}; no further job is queued: free up space, then run `recipes top-up {run.path}`", 0.0)
-
-
-def _defer_job(job: str, seconds: float) -> bool:
-    command = ["scontrol", "update", f"JobId={job}", f"StartTime=now+{int(seconds)}"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
-    return False

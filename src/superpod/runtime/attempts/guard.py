@@ -1,4 +1,4 @@
-"""Decide whether an attempt may start: not if the run is done, stopped, cancelled, or makes no progress.
+"""Decide whether an attempt may start. It may not if the run is done, stopped or cancelled, or makes no progress.
 
 Standard library only.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from superpod.diagnosis import job_end
 from superpod.runtime.attempts import attempt_end, diagnose, progress
 from superpod.runtime.checkpoints.checkpoint_folder import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.runtime.heartbeat import heartbeat_pages
+from superpod.runtime.processes.command import output_of
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, StoppedBy
 
@@ -24,7 +24,10 @@ from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, Stopped
 def newest_checkpoint(
     run: RunFolder, is_complete: Callable[[Path], bool] = lambda folder: not is_incomplete(folder)
 ) -> Path | None:
-    """Return the newest checkpoint that is complete; by default, one whose save was not interrupted."""
+    """Return the newest checkpoint of a run for which `is_complete` returns True; None if there is none.
+
+    By default, a checkpoint is complete if its save was not interrupted.
+    """
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
         marked_folders = marked_names(folders)
@@ -47,13 +50,10 @@ def newest_step(run: RunFolder) -> int:
 def reason_to_skip(
     run: RunFolder, end_of: Callable[[str], str], own_job: str, *, has_pending_export: bool = False
 ) -> str | None:
-    """Return why a job has nothing to do: the run is done, stopped or cancelled. None = the job must run.
+    """Return the reason why this job has nothing to do (the run is done, stopped or cancelled); None = it must run.
 
-    Args:
-        run: the run.
-        end_of: returns the final state of a job by its id.
-        own_job: the id of this job.
-        has_pending_export: whether a trained run must still be exported, and is therefore not done.
+    `end_of` returns the final Slurm state of a job id; `own_job` is the id of this job. With `has_pending_export`, a
+    trained run is not done, since it must still be exported.
     """
     files = run.state_files()
     if files.is_done and not has_pending_export:
@@ -76,18 +76,24 @@ def reason_to_skip(
 
 
 def record_cancellation(run: RunFolder, job: str, state: str) -> None:
-    """Stop the run because one of its jobs was cancelled. It is recorded, since Slurm purges jobs after MinJobAge."""
+    """Stop the run because its job `job` was cancelled. `state` is the job's state in Slurm, with the user's id.
+
+    Slurm itself forgets the cancellation after MinJobAge.
+    """
     stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
 
 
 def is_cancelled(run: RunFolder) -> bool:
-    """Return whether the user has cancelled the run: `recipes cancel` writes the marker before it calls scancel."""
+    """Return whether the user has stopped the run. `recipes cancel` writes the marker before it calls scancel."""
     marker = run.stop
     return marker is not None and marker.by is StoppedBy.USER
 
 
 def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
-    """Return why the run must not continue by itself: no progress, or too many failures. None = it may continue."""
+    """Return the reason why no further attempt may start automatically; None if one may start.
+
+    A run stops after `idle_attempts` consecutive attempts without progress, or more than `failures` failed attempts.
+    """
     # Attempts before the user resumed the run are ignored.
     ended_attempts = [_finish(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
     ended_attempts = [attempt for attempt in ended_attempts if attempt.counts]
@@ -103,13 +109,15 @@ def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | N
 
 
 def _finish(attempt: Attempt) -> Attempt:
-    """Complete the result of an attempt that was killed together with its job. The caller holds the lock of the run."""
+    """Record the end of an attempt that was killed with its job, and return it. The caller holds the run's lock."""
     if "ended" in attempt.result:
         return attempt
     with contextlib.suppress(Exception):
         job = str(attempt.result.get("job", ""))
         if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has started before, so Slurm has requeued it
-            attempt.finish(State.REQUEUED, message=_describe_requeue(job, attempt))
+            step_end = diagnose.step_end_reason(attempt)
+            reason = step_end or "its node failed, it was preempted, or somebody ran scontrol requeue"
+            attempt.finish(State.REQUEUED, message=f"Slurm requeued job {job}: {reason}")
             return attempt
         run = RunFolder(attempt.path.parents[1])
         end = attempt_end.find_end(run, attempt)
@@ -122,13 +130,8 @@ def _finish(attempt: Attempt) -> Attempt:
     return attempt
 
 
-def _describe_requeue(job: str, attempt: Attempt) -> str:
-    reason = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody ran scontrol requeue"
-    return f"Slurm requeued job {job}: {reason}"
-
-
 def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
-    """Stop the run by writing the marker that prevents further attempts; it is empty if the disk is full."""
+    """Write the marker `RUN/stop`, which prevents further attempts. On a full disk, the marker is an empty file."""
     try:
         write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
     except OSError:
@@ -137,21 +140,19 @@ def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
 
 
 def allow_resume(run: RunFolder) -> None:
-    """Allow a stopped or cancelled run to continue, ignoring earlier attempts. Raises OSError."""
+    """Remove the marker `RUN/stop`, and let `reason_to_stop` ignore the attempts so far. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
 
 def save_seconds(run: RunFolder, minimum_s: float) -> float:
-    """Return how many seconds before the time limit the ranks start to save: twice the longest save, at least
-    `minimum_s`.
-    """
+    """Return the seconds before the time limit at which ranks save: twice the longest save, at least `minimum_s`."""
     saves = [heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts]
     return max(minimum_s, 2 * max(saves, default=0.0))
 
 
 def failure_message(run: RunFolder, attempt: Attempt, code: int) -> str:
-    """Return why the ranks failed, from their logs; srun's last line if they contain no cause."""
+    """Return the reason why the ranks failed, from their logs, or else from the last line or exit `code` of srun."""
     diagnosis = diagnose.summarize(run, attempt)
     if diagnosis.known:
         return diagnosis.cause
@@ -163,14 +164,13 @@ def failure_message(run: RunFolder, attempt: Attempt, code: int) -> str:
 
 
 def cancel_chain(run: RunFolder, job: str) -> None:
-    """Cancel the jobs queued after this one; if that fails, they start, find the done marker and exit."""
+    """Cancel the pending jobs of a finished run, except `job`. If that fails, they start, find it done and exit."""
     jobs = [other for other in chained_jobs(run) if other != job]
     if jobs:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(["scancel", "--state=PENDING", *jobs], capture_output=True, timeout=30)
+        output_of(["scancel", "--state=PENDING", *jobs], timeout_s=30)
 
 
 def chained_jobs(run: RunFolder) -> list[str]:
-    """Return the ids of the jobs that were queued for a run; [] if CHAIN cannot be read."""
+    """Return the ids of all jobs that were submitted for a run, from CHAIN; [] if the file cannot be read."""
     jobs = (read_json(run.path / CHAIN) or {}).get("jobs")
     return [str(job) for job in jobs] if isinstance(jobs, list) else []

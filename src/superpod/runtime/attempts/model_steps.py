@@ -1,6 +1,6 @@
-"""The job steps of fine-tuning before and after training, which import the model and export the result.
+"""Run the job steps of fine-tuning that import the model before the training and export it afterwards.
 
-Each has one task on the first node, in the environment of the ranks (launch/model_job.py). Standard library only.
+Each step has one task on the first node, in the environment of the ranks (launch/model_job.py). Standard library only.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import State
 
 BASE = "base"
-"""Key of run.json: the NeMo checkpoint that the run starts from; the job imports it if it is missing."""
+"""Key of run.json: the NeMo checkpoint from which the run starts. The job imports it if it does not exist."""
 PACKED = "packed"
-"""Key of run.json: the folder with packed samples, if it is not the run folder."""
+"""Key of run.json: the folder with the packed samples, if it is not the run folder."""
 
 END_S = 10.0
 """Seconds that a terminated step may take to remove its incomplete output."""
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments at `--` into the command for the ranks and the command for the model steps; [] = none."""
+    """Split `words` at `--` into the commands of the ranks and the model steps; the latter is [] if there is none."""
     index = words.index("--") if "--" in words else len(words)
     return words[:index], words[index + 1 :]
 
 
 def refuse_unsafe_inputs(run: RunFolder) -> None:
-    """Refuse an imported model or packed samples if another user could have written them, since ranks unpickle them.
+    """Refuse a run whose imported model or packed samples another user could have written, since ranks unpickle them.
 
-    A folder given by the user (`--start`) is not checked, since it may belong to a colleague.
-
-    Raises:
-        UserError: with the path and the reason.
+    A folder outside RUNS (`--start`) is not checked, since it may belong to a colleague. Raises UserError if another
+    user could have written one of the folders.
     """
     runs = run.path.parents[1]
-    places = [Path(str(run.facts[key])) for key in (BASE, PACKED) if run.facts.get(key)]
-    for place in places:
-        if place.exists() and runs in place.parents:  # RUNS/.models/MODEL, RUNS/.samples/ID/data
-            model_folder = runs.joinpath(*place.relative_to(runs).parts[:2])
-            owner.refuse_replaceable(model_folder)
-            owner.refuse_writable(model_folder, place)
+    inputs = [Path(str(run.facts[key])) for key in (BASE, PACKED) if run.facts.get(key)]
+    for folder in inputs:
+        if folder.exists() and runs in folder.parents:
+            top = runs.joinpath(*folder.relative_to(runs).parts[:2])  # RUNS/.models/MODEL or RUNS/.samples/ID
+            owner.refuse_replaceable(top)
+            owner.refuse_writable(top, folder)
 
 
 def needs_import(run: RunFolder) -> bool:
-    """Return whether the model of a run must still be imported."""
+    """Return whether the run starts from a model that has not been imported yet."""
     base = run.facts.get(BASE)
     return bool(base) and not Path(str(base)).is_dir()
 
 
 def import_model(command: list[str], run: RunFolder, attempt: Attempt) -> None:
-    """Import the model, unless another run is importing it: the step holds a lock. Raises UserError."""
+    """Import the model of a run with a job step, which waits if another run is importing the same model.
+
+    Raises UserError if the import failed; the message has the last line of its log.
+    """
     attempt.mark(State.RUNNING, message="importing the model")
     code = _run([*command, "import", str(run.path)], attempt.path / "import.log")
     if code or needs_import(run):
@@ -65,7 +66,7 @@ def import_model(command: list[str], run: RunFolder, attempt: Attempt) -> None:
 
 
 def export(command: list[str], run: RunFolder, attempt: Attempt) -> str:
-    """Export the Hugging Face folder of a trained run; return an error message, or '' on success."""
+    """Export a trained run to a Hugging Face folder with a job step; return an error message, or '' on success."""
     attempt.mark(State.RUNNING, message="trained; exporting the best checkpoint")
     code = _run([*command, "export", str(run.path)], attempt.path / "export-step.log")
     if not code and not run.has_pending_export:
@@ -74,7 +75,7 @@ def export(command: list[str], run: RunFolder, attempt: Attempt) -> str:
 
 
 def _run(command: list[str], log: Path) -> int:
-    """Run a step and return its exit code. If the wait is interrupted, terminate the step."""
+    """Run a job step, append its output to `log`, and return its exit code. Terminate it if a signal ends the wait."""
     with open(log, "ab") as sink:
         step = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
         try:
@@ -88,9 +89,7 @@ def _run(command: list[str], log: Path) -> int:
 
 
 def _last_line(log: Path, code: int) -> str:
-    """Return the last line of a log that is not from srun, or the exit code if there is none, and the path of the
-    log.
-    """
+    """Return `TEXT (LOG)` with the last line of the log that is not from srun; without one, with the exit code."""
     lines = [line for line in log.read_text(errors="replace").strip().splitlines() if not line.startswith("srun: ")]
     if lines:
         return f"{lines[-1][-400:]} ({log})"

@@ -17,17 +17,20 @@ TIMEOUT_S = 60.0
 
 
 def pending_jobs() -> list[str]:
-    """Return the ids of the other pending jobs of this run."""
+    """Return the ids of the run's pending jobs, which are those of this user with the name of this job."""
     name = os.environ.get("SLURM_JOB_NAME", "")
     return job_end.slurm_output("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
 def submit(run: RunFolder, *options: str) -> str:
-    """Submit the next job of the run, excluding its bad nodes; return an error message, or '' on success."""
+    """Submit the next job of the run with additional sbatch `options`; return an error message, or '' on success.
+
+    The job excludes the bad nodes of the run.
+    """
     folder = str(run.path)
     os.environ["SUPERPOD_RUN_DIR"] = folder
     name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
-    output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
+    output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in a path
     arguments = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
     excluded_nodes = node_checks.excluded_nodes(run)
     if excluded_nodes:
@@ -45,4 +48,4 @@ def submit(run: RunFolder, *options: str) -> str:
 
 def _submission_error(text: str, run: RunFolder) -> str:
     last = re.sub(r"^sbatch: (error: )?", "", text.strip().rpartition("\n")[2])
-    return f"sbatch rejected the next job ({last}); `recipes top-up {run.path}` submits it again"
+    return f"sbatch rejected the next job ({last}); submit it with `recipes top-up {run.path}`"

@@ -1,7 +1,7 @@
-"""Send a message to a webhook when a run ends, stops or stalls; failures are only logged. Standard library only.
+"""Send a message to a webhook when a run is done, stops or stalls. A failure to send is only logged.
 
-The address is a secret: it comes from an environment variable or a file with mode 0600, is removed from the environment
-before anything else starts, and never appears in a message, log or file.
+The URL is a secret. It comes from an environment variable or a file with mode 0600, is removed from the environment
+before other processes start, and never appears in a message, log or file. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from superpod.runtime.runs.run_state import State, StoppedBy
 
 
 class Event(str, enum.Enum):
-    """The effect of a job's end on its run."""
+    """An event that is reported: the effect of a job's end on its run."""
 
     END = "end"
     """the run is done"""
     STOP = "stop"
-    """no further attempt will start by itself"""
+    """no further attempt starts automatically"""
     STALL = "stall"
-    """the attempt was ended because a rank no longer responded"""
+    """the attempt was ended because a rank made no progress"""
 
 
 SENTENCES = {Event.END: "is done", Event.STOP: "has stopped", Event.STALL: "has stalled and will be resumed"}
@@ -44,28 +44,29 @@ MAX_S = 15.0
 
 
 class Webhook:
-    """The address for messages about a run, and the events to report; without an address, nothing is sent."""
+    """A webhook URL and the events to report to it. Without a URL, nothing is sent."""
 
     def __init__(self, url: str = "", events: tuple[str, ...] = tuple(Event), problem: str = "") -> None:
         self._url, self._events = url, events
         self.problem = problem
-        """why there is no valid address; never contains the address"""
+        """the reason why there is no valid URL; does not contain the URL"""
 
     @classmethod
     def from_option(cls, text: str, environ: MutableMapping[str, str] | None = None) -> Webhook:
-        """Parse `{"env": NAME, "file": PATH, "on": [events]}`, and remove the variable from the environment."""
+        """Parse `{"env": NAME, "file": PATH, "on": [events]}`, and remove NAME from `environ`; '' = no webhook."""
         if not text:
             return cls()
-        named_values = json.loads(text)
+        option = json.loads(text)
+        name, file = str(option.get("env", "")), str(option.get("file", ""))
         environ = os.environ if environ is None else environ
-        url, problem = read_address(str(named_values.get("env", "")), str(named_values.get("file", "")), environ)
-        environ.pop(str(named_values.get("env", "")), None)
-        return cls(url, tuple(named_values.get("on", Event)), problem)
+        url, problem = read_address(name, file, environ)
+        environ.pop(name, None)
+        return cls(url, tuple(option.get("on", Event)), problem)
 
     def report_end(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
-        """Report the end of a job if its effect is one of the events; return an error message or ''.
+        """Send a message if the end of job `job` is one of this webhook's events; return an error message or ''.
 
-        `is_queued` returns whether another job of the run is queued, or this job is requeued.
+        `is_queued` returns whether another job of the run is pending or this job has been requeued.
         """
         if not (self._url or self.problem):
             return ""
@@ -74,11 +75,11 @@ class Webhook:
             if event is None or event not in self._events:
                 return ""
             return self.problem or self.send(build_body(run, job, event, message))
-        except Exception as error:  # must not change the result of the run
+        except Exception as error:  # a failed notification must not change the result of the run
             return type(error).__name__
 
     def send(self, content: Mapping[str, object]) -> str:
-        """Post `content` as JSON; return an error message without the address, or ''."""
+        """Post `content` as JSON to the webhook; return an error message without the URL, or '' on success."""
         problems = [f"the webhook did not respond within {MAX_S:.0f} s"]
         data = json.dumps(content).encode()
         thread = threading.Thread(target=lambda: problems.append(_post(self._url, data)), daemon=True)
@@ -88,7 +89,7 @@ class Webhook:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Ignores redirects, which would send the data to an address that the user did not specify."""
+    """Refuses redirects, which would send the data to a URL that the user did not specify."""
 
     def redirect_request(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
@@ -103,7 +104,7 @@ def _post(url: str, data: bytes) -> str:
         return f"the webhook responded with status {error.code}"
     except urllib.error.URLError as error:
         reason = "URLError"
-        if isinstance(error.reason, OSError):  # other reasons may contain the address
+        if isinstance(error.reason, OSError):  # other reasons may contain the URL
             reason = error.reason.strerror or type(error.reason).__name__
         return f"the webhook cannot be reached: {reason}"
     except Exception as error:
@@ -111,7 +112,11 @@ def _post(url: str, data: bytes) -> str:
 
 
 def read_address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Read the address from the variable `name`, or else from `file`; return it, and why it is missing or invalid."""
+    """Read a webhook URL from the variable `name` in `environ`, or if it is not set, from `file`.
+
+    Returns:
+        The URL and '', or '' and the reason why there is no valid URL; '' and '' if neither source is given.
+    """
     url = environ.get(name, "") if name else ""
     source = f"the variable {name}"
     if not url and file:
@@ -119,22 +124,23 @@ def read_address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str,
         try:
             facts = os.stat(file)
             if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.getuid()):
-                return "", f"{file} must belong to you and be readable only by you: run chmod 600"
+                return "", f"{file} must be a file that only you can read: run `chmod 600 {file}`"
             url = Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             return "", f"{file} cannot be read: {getattr(error, 'strerror', 'not a text file')}"
     if not url:
-        return "", f"{source} does not contain an address" if name or file else ""
+        return "", f"{source} does not contain a URL" if name or file else ""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url:
             return url, ""
-    return "", f"{source} does not contain an address that begins with https:// or http://"
+    return "", f"{source} does not contain a URL that begins with https:// or http://"
 
 
 def find_event(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[Event | None, str]:
-    """Return the effect of the end of this job on its run, and a message; None if the run continues or was
-    cancelled.
+    """Return the event to report at the end of a job, and a message; None if the run continues or was cancelled.
+
+    `is_queued` returns whether another job of the run is pending or this job has been requeued.
     """
     if run.done:
         return Event.END, ""
@@ -143,19 +149,19 @@ def find_event(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple
         return (None, "") if stop.by is StoppedBy.USER else (Event.STOP, stop.reason)
 
     result = run.attempts[-1].result if run.attempts else {}
-    is_mine, state, message = result.get("job") == job, result.get("state"), str(result.get("message", ""))
-    if not is_mine and state in (State.RUNNING, State.SAVING):
-        return None, ""  # another job is running this run
+    is_own, state, message = result.get("job") == job, result.get("state"), str(result.get("message", ""))
+    if not is_own and state in (State.RUNNING, State.SAVING):
+        return None, ""  # another job trains the run
     if not is_queued():
         why = f"; its last attempt: {message}" if message else ""
         return Event.STOP, f"the run is not done, and no further attempt is queued{why}"
-    if is_mine and state == State.STALLED:
+    if is_own and state == State.STALLED:
         return Event.STALL, message
     return None, ""
 
 
 def build_body(run: RunFolder, job: str, event: Event, message: str) -> dict[str, object]:
-    """Build the JSON of a message. `text` is a complete summary, which Slack and Mattermost display."""
+    """Return the JSON object to post. Its key `text` is a summary of the event, which Slack and Mattermost display."""
     facts, lines = run.facts, run.metrics()
     step = lines[-1]["step"] if lines else 0
     steps = f"step {step} of {facts.get('max_steps', '?')}"

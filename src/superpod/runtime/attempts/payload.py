@@ -1,4 +1,4 @@
-"""Pack the code that a job needs on its nodes into a reproducible archive."""
+"""Pack the code that a job executes on its nodes into a reproducible archive."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ FILES = (
     "diagnosis/**/*.py",
     "runtime/**/*.py",
 )
-"""These use the standard library only, except for callbacks (lightning) and measurements (torch)."""
+"""The packed files. They use the standard library only, except callbacks (lightning) and measurements (torch)."""
 
 EXCLUDED_FILES = ("payload.py", "local_ranks.py")
-"""Files that are needed only where attempts are submitted or launched, and are not packed."""
+"""Files that are not packed, since they are needed only on the machine that submits or launches attempts."""
 
 
 @cache
 def pack_runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
-    """Return a tar.gz of the runtime as the package `superpod`, without modification times and owners.
+    """Return a tar.gz of the package `superpod` with the files in FILES, without modification times and owners.
 
-    `more` contains files of the user, as (path in the archive, file).
+    `more` lists additional files as (path in the archive, file).
     """
-    own_files = {}
+    files = {}
     for pattern in FILES:
         for path in sorted(PACKAGE.glob(pattern)):
             if path.name not in EXCLUDED_FILES:
-                own_files[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
-    own_files["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
+                files[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
+    files["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, path in {**own_files, **dict(more)}.items():
+        for name, path in {**files, **dict(more)}.items():
             data = path.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o644

@@ -13,28 +13,32 @@ from pathlib import Path
 from superpod.common.json_files import number_or_none, read_json, write_json
 
 FILE = "deadline.json"
-"""File in the folder of an attempt: `{"at": Unix time at which the job ends}`; 0 = no limit."""
+"""File in an attempt's folder: `{"at": Unix time at which the time limit expires, 0 = no limit}`."""
 
-ASK_S = 60.0
+QUERY_S = 60.0
 """Seconds between two queries of the controller."""
 
 
 class TimeLimit:
-    """The time limit of a job: `at` is a Unix time, 0 = no limit."""
+    """The time limit of a job: `at` is the Unix time at which it expires, 0 = no limit.
 
-    def __init__(self, attempt: Path, ask_slurm: Callable[[], float]) -> None:
-        self._file, self._ask = attempt / FILE, ask_slurm
-        self.at = ask_slurm()
-        self._next = time.monotonic() + ASK_S
+    `attempt` is the folder of the attempt; `query` returns the limit from Slurm, 0 if there is none or Slurm does not
+    respond.
+    """
+
+    def __init__(self, attempt: Path, query: Callable[[], float]) -> None:
+        self._file, self._query = attempt / FILE, query
+        self.at = query()
+        self._next = time.monotonic() + QUERY_S
         self._write()
 
     def update(self) -> str:
-        """Query the limit again if ASK_S seconds have passed; return a message if it has changed, otherwise ''."""
+        """Query the limit every QUERY_S seconds; return a message if it has changed, otherwise ''."""
         if time.monotonic() < self._next:
             return ""
-        self._next = time.monotonic() + ASK_S
-        end_time = self._ask()
-        if not end_time or end_time == self.at:  # 0 = the controller does not answer: keep the known limit
+        self._next = time.monotonic() + QUERY_S
+        end_time = self._query()
+        if not end_time or end_time == self.at:  # 0 = the controller does not respond: keep the known limit
             return ""
         self.at = end_time
         self._write()
@@ -46,6 +50,6 @@ class TimeLimit:
 
 
 def read(attempt: Path) -> float | None:
-    """Return the limit written by the first node; None if there is none."""
+    """Return the Unix time at which the limit of an attempt expires, as written by the first node; None if unknown."""
     end_time = (read_json(attempt / FILE) or {}).get("at")
     return number_or_none(end_time)

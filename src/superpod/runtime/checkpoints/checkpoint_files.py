@@ -1,8 +1,8 @@
 """Check that a checkpoint is complete and unchanged since it was written. Standard library only.
 
-The files are compared with the manifest (`manifest.py`), if there is one, and with what torch writes: the offsets and
-lengths in `.metadata`, and a zip archive with a CRC-32 for every tensor. Torch ignores these CRCs when it loads (its
-reader is built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), and would train with a flipped bit.
+The files are compared with the manifest (`manifest.py`), if there is one, and with the metadata that torch writes: the
+offsets and lengths in `.metadata`, and a zip archive with a CRC-32 for every tensor. Torch ignores these CRCs when it
+loads a checkpoint (its reader is built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), and would load a flipped bit.
 
 A checkpoint is *verified* if its manifest is complete and has the CRC-32 of every file. When a run starts,
 `check_samples` opens each file and compares its size and a sample of its bytes. Files that have no CRC-32 in the
@@ -30,13 +30,13 @@ from superpod.runtime.checkpoints.checkpoint_folder import MARK, is_incomplete
 from superpod.runtime.checkpoints.checkpoint_metadata import is_intact, is_part_intact, read, weights_of
 
 CONTEXT = "context/"
-"""Problems with files in this folder do not prevent resuming: only export and conversion read the context."""
+"""Folder of a checkpoint whose problems do not prevent resuming, since only export and conversion read it."""
 
 MAX_PARTS, MAX_METADATA_BYTES = 256, 16 << 20
 """Maximum numbers of manifest parts (one per node) and bytes of `.metadata` for which `check_sizes` takes under 1 s."""
 
 READ_BYTES = 64 << 30
-"""Maximum bytes that `check_samples` reads from files without a valid checksum; for the rest it checks the size."""
+"""Maximum bytes that `check_samples` reads from files without a valid checksum; of other files, it checks the size."""
 
 
 class Problem(NamedTuple):
@@ -44,21 +44,21 @@ class Problem(NamedTuple):
 
     text: str
     file: str | None = None
-    """the file's name within the checkpoint, if the problem is about one file"""
+    """path of the file relative to the checkpoint; None if the problem concerns several files"""
     is_unreadable: bool = False
-    """whether the file system or this node has a problem, so the content is unknown"""
+    """whether reading failed, so that the content is unknown: a problem of the file system or of this node"""
 
     def __str__(self) -> str:
         return self.text
 
     @classmethod
-    def of_file(cls, name: str, what: str) -> Problem:
-        """Create a problem with a file; its text is `NAME WHAT`."""
-        return cls(f"{name} {what}", name)
+    def of_file(cls, name: str, defect: str) -> Problem:
+        """Create a problem with the file `name`; its text is `NAME DEFECT`, such as `common.pt is missing`."""
+        return cls(f"{name} {defect}", name)
 
     @classmethod
     def unreadable(cls, error: Exception, name: str | None = None) -> Problem:
-        """Create a problem with a file or a checkpoint that exists but cannot be read."""
+        """Create a problem with the file `name`, or a checkpoint if it is None, that exists but cannot be read."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return cls(f"{name or 'it'} cannot be read: {reason}", name, is_unreadable=True)
 
@@ -72,15 +72,10 @@ class Findings:
     """whether the manifest has the checksum of every file, and no problem was found"""
 
 
-def size_problems(checkpoint: Path, *, marked: bool = True) -> list[Problem]:
-    """Return the problems that `check_sizes` finds; [] = none."""
-    return check_sizes(checkpoint, marked=marked).problems
-
-
 def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
-    """Check names and sizes with one stat per file; weights are not read.
+    """Check the names and sizes of a checkpoint's files with one stat per file, without reading the weights.
 
-    If `marked` is False, NeMo's mark of an unfinished save is ignored, since all files may exist anyway.
+    With `marked`, NeMo's mark of an unfinished save counts as a problem.
     """
     problems: list[Problem] = []
     if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
@@ -96,7 +91,7 @@ def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
 
 
 def structure_problems(checkpoint: Path) -> list[Problem]:
-    """Return the problems with a checkpoint's folders and its few metadata files."""
+    """Return the problems with the folders and metadata files of a checkpoint."""
     try:
         os.listdir(checkpoint)
         problems = _weights_problems(checkpoint)
@@ -111,10 +106,10 @@ def structure_problems(checkpoint: Path) -> list[Problem]:
 
 
 def seems_intact(checkpoint: Path) -> bool:
-    """Return whether a quick check finds no problem. `recipes status` calls it every few seconds. Raises OSError.
+    """Return whether the names and sizes of a checkpoint's files are correct. Raises OSError.
 
-    Checks names and sizes. For a large checkpoint (MAX_PARTS, MAX_METADATA_BYTES), a stat of every file would burden
-    the file system, and only the files that are written first and last are checked.
+    `recipes status` calls this every few seconds. Of a large checkpoint (MAX_PARTS, MAX_METADATA_BYTES), only the files
+    that are written first and last are checked, since a stat of every file would burden the file system.
     """
     if is_incomplete(checkpoint):
         return False
@@ -122,7 +117,7 @@ def seems_intact(checkpoint: Path) -> bool:
     parts = len(os.listdir(folder)) if folder.is_dir() else 0
     if parts > MAX_PARTS or (size(weights_of(checkpoint) / ".metadata") or 0) > MAX_METADATA_BYTES:
         return True
-    blockers = resume_blockers(size_problems(checkpoint))
+    blockers = resume_blockers(check_sizes(checkpoint).problems)
     return not blockers or is_unreadable(blockers)
 
 
@@ -132,15 +127,15 @@ def resume_blockers(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def is_unreadable(problems: Sequence[Problem]) -> bool:
-    """Return whether all problems are file system problems, so the content of the checkpoint is unknown."""
+    """Return whether there are problems, and all are failures to read, so that the checkpoint's content is unknown."""
     return bool(problems) and all(problem.is_unreadable for problem in problems)
 
 
 class Content(NamedTuple):
-    """The expected content of a file, from the manifest or else from torch. All fields are JSON values."""
+    """The expected content of a file, from the manifest or from `.metadata`. All fields are JSON values."""
 
     name: str
-    """relative to the checkpoint"""
+    """path relative to the checkpoint"""
     size: int
     """bytes, from the manifest; without a manifest, the end of the last tensor in `.metadata`"""
     crc: int | None = None
@@ -152,26 +147,22 @@ class Content(NamedTuple):
 
 
 class Budget:
-    """The number of bytes that several threads may still read in total."""
+    """The number of bytes that several threads may read in total; thread-safe."""
 
-    def __init__(self, bytes_: float) -> None:
-        self._left, self._lock = bytes_, threading.Lock()
+    def __init__(self, max_bytes: float) -> None:
+        self._left, self._lock = max_bytes, threading.Lock()
 
-    def take(self, bytes_: int) -> bool:
-        """Subtract `bytes_` if the budget is sufficient; return whether it was."""
+    def take(self, read_bytes: int) -> bool:
+        """Subtract `read_bytes` if as many are left; return whether they were."""
         with self._lock:
-            if bytes_ > self._left:
+            if read_bytes > self._left:
                 return False
-            self._left -= bytes_
+            self._left -= read_bytes
             return True
 
 
 def check_samples(checkpoint: Path, *, files: Container[str | None] | None = None) -> Findings:
-    """Check sizes and samples of all files, and read the files without a valid checksum, up to READ_BYTES.
-
-    Args:
-        checkpoint: the checkpoint.
-        files: the names of the files to check; None = all.
+    """Check sizes and samples of `files` (None = all), and read those without a valid checksum, up to READ_BYTES.
 
     Raises:
         OSError: the checkpoint cannot be read.
@@ -184,7 +175,7 @@ def check_samples(checkpoint: Path, *, files: Container[str | None] | None = Non
 
 
 def check_all_bytes(checkpoint: Path) -> list[Problem]:
-    """Read every byte of a checkpoint, and return how its files differ from what was written.
+    """Read every byte of a checkpoint and return the problems of its files.
 
     Raises OSError, and ValueError if .metadata is corrupt.
     """
@@ -192,12 +183,12 @@ def check_all_bytes(checkpoint: Path) -> list[Problem]:
 
 
 def check_contents(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[Problem]:
-    """Check files as `check_samples` does, within a budget of bytes; without a budget, read every byte."""
+    """Check files like `check_samples`, reading at most the bytes in `budget`; if it is None, read every byte."""
     return check_in_threads(lambda content: _check_file(checkpoint, content, budget), contents)
 
 
 def check_in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Content]) -> list[Problem]:
-    """Check files in threads, which mostly wait for the file system; return the problems."""
+    """Call `check` for each file in threads, which mostly wait for the file system; return the problems."""
     count = max(1, min(manifest.READERS, len(contents)))
     found: list[Problem | None] = [None] * len(contents)
 
@@ -219,13 +210,13 @@ def size(file: Path) -> int | None:
 
 
 def total_bytes(folder: Path) -> int:
-    """Return the total size of a folder in bytes, ignoring files that a running job removes in the meantime."""
+    """Return the total bytes of the files in a folder, ignoring files that a running job removes meanwhile."""
     files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(size(file) or 0 for file in files)
 
 
 def saved_layout(checkpoint: Path) -> dict[str, int]:
-    """Return the layout that context/io.json records (`tensor_model_parallel_size`, ..., `ranks`); {} = unknown."""
+    """Return the layout of a checkpoint from context/io.json: NeMo's `*_parallel_size` and `ranks`; {} if unknown."""
     try:
         objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]
         strategy = _attributes(objects, "strategy")
@@ -240,12 +231,15 @@ def saved_layout(checkpoint: Path) -> dict[str, int]:
 
 
 def _counts(attributes: JsonObject) -> dict[str, int]:
-    """Select the attributes that are integers."""
+    """Return the attributes that are integers."""
     return {name: value for name, value in attributes.items() if type(value) is int}
 
 
 def _attributes(objects: JsonObject, kind: str) -> JsonObject:
-    """Return the plain attributes of the trainer or of its strategy from Fiddle's JSON."""
+    """Return the attributes of the trainer, or of its strategy, from the `objects` of Fiddle's JSON.
+
+    `kind` is "trainer" or "strategy".
+    """
     # Fiddle writes the path of every value: the attributes of the trainer have paths below <root>.trainer.
     prefix = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
     for node in objects.values():
@@ -257,7 +251,7 @@ def _attributes(objects: JsonObject, kind: str) -> JsonObject:
 
 
 def _check_size(checkpoint: Path, content: Content) -> Problem | None:
-    """Check the size of a file with one stat."""
+    """Return the problem with the size of a file, from one stat; None if it is correct."""
     try:
         return _size_problem(content, os.stat(checkpoint / content.name))
     except OSError as error:
@@ -265,14 +259,14 @@ def _check_size(checkpoint: Path, content: Content) -> Problem | None:
 
 
 def _size_problem(content: Content, facts: os.stat_result) -> Problem | None:
-    """Compare the type and size of a file with its expected content."""
+    """Return the problem with the type or size of a file, from its stat result; None if both are correct."""
     if not stat.S_ISREG(facts.st_mode):
         return Problem.of_file(content.name, "is not a regular file")
     excess_bytes = facts.st_size - content.size
     is_exact = content.crc is not None or content.sample is not None  # .metadata only has the end of the last tensor
     if excess_bytes < 0 or (excess_bytes > 0 and is_exact):
-        too_text = "too many" if excess_bytes > 0 else "too few"
-        return Problem.of_file(content.name, f"has {facts.st_size} bytes, {abs(excess_bytes)} {too_text}")
+        deviation = "too many" if excess_bytes > 0 else "too few"
+        return Problem.of_file(content.name, f"has {facts.st_size} bytes, {abs(excess_bytes)} {deviation}")
     return None
 
 
@@ -283,12 +277,12 @@ def _access_problem(checkpoint: Path, name: str, error: OSError) -> Problem:
 
 
 def _is_gone(error: OSError) -> bool:
-    """Return whether the error means that the file or folder does not exist; other errors may be temporary."""
+    """Return whether an error means that the file or folder does not exist. Other errors may be temporary."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def _read_object(file: Path) -> JsonObject | None:
-    """Read the JSON object in a file; None if it is missing or corrupt. Raises OSError if it cannot be read."""
+    """Return the JSON object in a file; None if it is missing or corrupt. Raises OSError if it cannot be read."""
     try:
         data = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
@@ -311,33 +305,35 @@ def _is_intact(file: Path) -> bool:
 
 
 def _weights_problems(checkpoint: Path) -> list[Problem]:
-    """Return the problems with the metadata that Megatron and torch write for the weights. Raises OSError."""
+    """Return the problems with the metadata files of the weights, which Megatron and torch write. Raises OSError."""
     weights = weights_of(checkpoint)
     prefix = "weights/" if weights != checkpoint else ""
     facts = _read_object(weights / "metadata.json")
-    wrong: list[Problem] = []
+    problems: list[Problem] = []
     if facts is None and prefix:  # fsdp_dtensor does not have this file
         name = "weights/metadata.json"
-        wrong.append(Problem(f"{name}, which is written last, is missing or corrupt", name))
-    by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
+        problems.append(Problem(f"{name}, which is written last, is missing or corrupt", name))
+    is_torch_dist = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (
+        weights / ".metadata"
+    ).exists()
     common = weights / "common.pt"
-    if not (_is_intact(common) if by_torch else common.is_file()):
-        wrong.append(Problem.of_file(f"{prefix}common.pt", "is missing or corrupt"))
-    if not by_torch:
-        return wrong
+    if not (_is_intact(common) if is_torch_dist else common.is_file()):
+        problems.append(Problem.of_file(f"{prefix}common.pt", "is missing or corrupt"))
+    if not is_torch_dist:
+        return problems
     try:
         metadata = read(checkpoint)
     except ValueError as error:
-        return [*wrong, Problem(str(error))]
-    incomplete_tensors = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
+        return [*problems, Problem(str(error))]
+    incomplete_tensors = [name for name, tensor in metadata.tensors.items() if tensor.saved_elements < tensor.elements]
     if incomplete_tensors and prefix:  # not tested with the uneven shards of fsdp_dtensor
-        wrong.append(Problem(f"{len(incomplete_tensors)} tensors are incomplete, such as {incomplete_tensors[0]}"))
-    return wrong
+        problems.append(Problem(f"{len(incomplete_tensors)} tensors are incomplete, such as {incomplete_tensors[0]}"))
+    return problems
 
 
 @dataclass(frozen=True)
 class FileList:
-    """The files of a checkpoint that can be checked."""
+    """The files of a checkpoint whose content can be verified."""
 
     contents: list[Content]
     is_verified: bool
@@ -347,13 +343,13 @@ class FileList:
 def contents_of(checkpoint: Path) -> FileList:
     """List the files of a checkpoint from the manifest, and also from `.metadata` if the manifest is incomplete.
 
-    Raises OSError and ValueError.
+    Raises OSError, and ValueError if .metadata is corrupt.
     """
     listed, weights = manifest.read(checkpoint), weights_of(checkpoint)
     records = listed.records
-    is_summed = bool(records) and all(record.crc is not None for record in records.values())
+    has_checksums = bool(records) and all(record.crc is not None for record in records.values())
     places: dict[str, list[tuple[int, int]]] = {}
-    if not (listed.is_complete and is_summed) and (weights / ".metadata").exists():
+    if not (listed.is_complete and has_checksums) and (weights / ".metadata").exists():
         for file, offset, length in sorted(read(checkpoint).places):
             places.setdefault((weights / file).relative_to(checkpoint).as_posix(), []).append((offset, length))
     contents = [
@@ -365,11 +361,11 @@ def contents_of(checkpoint: Path) -> FileList:
             contents.append(Content(name, max(offset + length for offset, length in parts), parts=parts))
     # Manifests of earlier versions do not contain the number of parts; .metadata lists all weight files.
     is_complete = listed.is_complete or (bool(places) and places.keys() <= records.keys())
-    return FileList(contents, is_summed and is_complete)
+    return FileList(contents, has_checksums and is_complete)
 
 
 def _check_file(checkpoint: Path, content: Content, budget: Budget | None) -> Problem | None:
-    """Compare a file with its expected content; without a budget, every byte is read."""
+    """Return the problem with a file, None if there is none; if `budget` is None, read every byte."""
     name = content.name
     try:
         # O_NONBLOCK: if the file has been replaced by a pipe, opening it would wait for a writer.
@@ -394,7 +390,7 @@ def _check_file(checkpoint: Path, content: Content, budget: Budget | None) -> Pr
 
 
 def _check_bytes(handle: int, content: Content) -> Problem | None:
-    """Compare all bytes of a file with its checksum; without a manifest, check the CRC of each tensor."""
+    """Return the problem with the bytes of an open file, from its checksum, or else from the CRC of each tensor."""
     if content.crc is not None:
         if manifest.crc_of(handle) == content.crc:
             return None

@@ -1,4 +1,4 @@
-"""Classify the entries of the checkpoint folder of a run: checkpoints, their steps, and unfinished saves."""
+"""Classify the entries of a run's checkpoint folder: checkpoints with their steps, and interrupted saves."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from superpod.runtime.checkpoints.checkpoint_metadata import WEIGHTS
 
 MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
 HUGGING_FACE = {"hf_weights", "hf_adapter"}
-"""A folder that contains one of these is an export, not a checkpoint to resume from."""
+"""Entries of an exported folder, from which no run resumes."""
 
 
 def candidates(checkpoints: Path) -> list[Path]:
-    """Return the checkpoint folders, including incomplete ones, newest first (by step, then by time).
+    """Return the checkpoints in a folder, including incomplete ones, newest first (by step, then by save time).
 
     Links to folders elsewhere are included, even if they are dangling. Raises OSError if the folder cannot be listed.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     folders = [e for e in entries if (is_own_folder(e) or is_dangling(e)) and is_checkpoint(e)]
-    return sorted(folders, key=lambda folder: (step_of(folder.name) or 0, _age_key(folder)), reverse=True)
+    return sorted(folders, key=lambda folder: (step_of(folder.name) or 0, _save_time_ns(folder)), reverse=True)
 
 
 def is_own_folder(entry: Path) -> bool:
-    """Return True for a folder, and for a link to a folder elsewhere, which the user has moved or starts training from.
+    """Return whether `entry` is a folder, or a link to a folder elsewhere, such as a checkpoint moved by the user.
 
-    Returns False for NeMo's own links (`*-last`), which point to a folder next to them, and for dangling links. Raises
-    OSError.
+    False for NeMo's own links (`*-last`), whose target is next to them, and for dangling links. Raises OSError if the
+    entry cannot be read.
     """
     try:
         facts = os.stat(entry)
@@ -45,7 +45,7 @@ def is_own_folder(entry: Path) -> bool:
 
 
 def is_dangling(entry: Path) -> bool:
-    """Return True for a dangling link to another folder: the checkpoint is missing, but may become available again."""
+    """Return whether `entry` links to a missing checkpoint elsewhere, which may become available again."""
     return entry.is_symlink() and not entry.exists() and not _links_to_sibling(entry)
 
 
@@ -55,17 +55,13 @@ def _links_to_sibling(link: Path) -> bool:
 
 
 def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Collection[str] = ()) -> list[Path]:
-    """Remove the remains of interrupted saves and removals, based on NeMo's own marks; return the removed paths.
+    """Remove checkpoints whose save or removal was interrupted, based on NeMo's own marks; return the removed paths.
 
     NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked checkpoints at
     its next start. Empty folders and dangling links to siblings are removed too. Corrupt folders without a mark are
-    kept: `runtime/checkpoints/resume.py` moves them. No attempt may be running. Raises OSError.
-
-    Args:
-        checkpoints: the folder with the checkpoints.
-        complete_too: whether to remove marked checkpoints even if they may be complete; otherwise `resume.py` checks
-            them.
-        but: names of checkpoints to keep.
+    kept: `runtime/checkpoints/resume.py` moves them. No attempt may be running. With `complete_too` False, marked
+    checkpoints that appear complete are kept too, and `resume.py` checks them; those named in `but` are always kept.
+    Raises OSError.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked_folders = marked_names(entries) - set(but)
@@ -73,11 +69,8 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
         marked_folders = {
             name for name in marked_folders if not (checkpoints / name).is_dir() or is_incomplete(checkpoints / name)
         }
-    markers = [
-        entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked_folders
-    ]
-    markers = [entry for entry in markers if entry.is_file()]
-    unfinished = [e for e in entries if e not in markers and (_stem(e) in marked_folders or _is_empty(e))]
+    markers = [checkpoints / f"{name}{MARK}" for name in sorted(marked_folders)]
+    unfinished = [e for e in entries if e not in markers and (_checkpoint_name(e) in marked_folders or _is_empty(e))]
     for entry in unfinished:
         _remove(entry)
     links = [entry for entry in entries if entry.is_symlink() and entry not in unfinished]
@@ -88,24 +81,24 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
 
 
 def marked_names(entries: Iterable[Path]) -> set[str]:
-    """Return the names of the entries that are marked as unfinished."""
+    """Return the names of checkpoints that NeMo has marked as unfinished, from the entries of their folder."""
     return {entry.name.removesuffix(MARK) for entry in entries if entry.name.endswith(MARK) and entry.is_file()}
 
 
 def step_of(name: str) -> int | None:
-    """Return the number of completed steps at a checkpoint (the index in its name plus one); None for other names."""
+    """Return the number of completed steps at a checkpoint (the index in its name plus one); None if it has no step."""
     match = re.search(r"step=(\d+)", name)
     return int(match[1]) + 1 if match else None
 
 
 def samples_of(name: str) -> int | None:
-    """Return the number of samples consumed at a checkpoint (`consumed_samples=480.0` in its name); None = unknown."""
+    """Return the number of samples consumed at a checkpoint (`consumed_samples=480.0` in its name); None if unknown."""
     match = re.search(r"consumed_samples=(\d+)", name)
     return int(match[1]) if match else None
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return True for a checkpoint folder created by NeMo, based on its content or the step in its name."""
+    """Return whether NeMo created a folder as a checkpoint, based on its content or the step in its name."""
     has_step = step_of(folder.name) is not None
     try:
         names = {entry.name for entry in folder.iterdir()}
@@ -117,11 +110,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def is_incomplete(folder: Path) -> bool:
-    """Return True for a checkpoint folder whose save was interrupted.
+    """Return whether `folder` is a checkpoint whose save was interrupted. True for an empty folder.
 
     Megatron writes `weights/common.pt` first and `weights/metadata.json` last; NeMo with `fsdp_dtensor` writes
-    `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders with neither weights nor a
-    context, belong to the user and do not count; empty folders do.
+    `.metadata`, then `common.pt`, into the folder itself. False for Hugging Face folders, and for folders of the user
+    with neither weights nor a context.
     """
     if not is_own_folder(folder):
         return False
@@ -135,7 +128,7 @@ def is_incomplete(folder: Path) -> bool:
 
 
 def _is_empty(entry: Path) -> bool:
-    """Return True for a checkpoint folder that is empty or contains only a manifest."""
+    """Return whether `entry` is a checkpoint folder that is empty or contains only a manifest."""
     if not entry.is_dir() or entry.is_symlink() or step_of(entry.name) is None:
         return False
     try:
@@ -144,7 +137,8 @@ def _is_empty(entry: Path) -> bool:
         return False
 
 
-def _age_key(folder: Path) -> int:
+def _save_time_ns(folder: Path) -> int:
+    """Return the modification time of the file that is written last, or of the folder; 0 if unknown."""
     for file in (folder / WEIGHTS / "metadata.json", folder / ".metadata", folder):
         try:
             return file.stat().st_mtime_ns
@@ -153,8 +147,8 @@ def _age_key(folder: Path) -> int:
     return 0
 
 
-def _stem(entry: Path) -> str:
-    """Return the name under which NeMo marks a checkpoint file or folder."""
+def _checkpoint_name(entry: Path) -> str:
+    """Return the checkpoint name to which NeMo adds MARK for a checkpoint file or folder."""
     return entry.name.removesuffix(".ckpt").removesuffix("-EMA")
 
 

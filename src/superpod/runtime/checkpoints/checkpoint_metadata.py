@@ -1,4 +1,4 @@
-"""Read the metadata of a Megatron checkpoint without torch: its tensors, and their positions in the files.
+"""Read the metadata of a Megatron checkpoint without torch: its tensors and their positions in the files.
 
 `weights/.metadata` is a pickle of torch classes. Every class in it is replaced by an empty one, so torch is not needed
 and the file cannot execute code. Standard library only.
@@ -23,7 +23,7 @@ WEIGHTS = "weights"
 
 
 class _Placeholder:
-    """Placeholder for any object in a pickle: stores its arguments and its state."""
+    """Stands for any object in a pickle, and stores its constructor arguments and its state."""
 
     def __init__(self, *arguments: object) -> None:
         self.arguments = arguments
@@ -44,34 +44,27 @@ def _placeholder_class(module: str, name: str) -> type:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the unsharded model: shape, dtype (such as "bfloat16"), and number of elements that are saved."""
+    """A tensor of the unsharded model; `dtype` is for example "bfloat16"."""
 
     shape: tuple[int, ...]
     dtype: str
-    saved_numbers: int
+    saved_elements: int
+    """number of elements in all saved shards"""
 
     @property
-    def numbers(self) -> int:
-        """The number of elements."""
+    def elements(self) -> int:
+        """The number of elements according to the shape."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """The tensors by name, including optimizer states, and the `places` of the saved shards as (file, offset,
-    bytes).
-    """
+    """The tensors of a checkpoint and the positions of their shards."""
 
     tensors: dict[str, Tensor]
+    """by name, including optimizer states"""
     places: list[tuple[str, int, int]]
-
-    @property
-    def needed(self) -> dict[str, int]:
-        """The minimum size of each file in bytes."""
-        least: dict[str, int] = {}
-        for name, offset, length in self.places:
-            least[name] = max(least.get(name, 0), offset + length)
-        return least
+    """(file, offset, bytes) of each saved shard"""
 
     @property
     def model(self) -> dict[str, Tensor]:
@@ -85,9 +78,7 @@ class CheckpointMetadata:
 
 
 def weights_of(checkpoint: Path) -> Path:
-    """Return the folder with the weights of a checkpoint: `weights`, or for NeMo's `fsdp_dtensor` the checkpoint
-    itself.
-    """
+    """Return the folder with the weights of a checkpoint: `weights`, or the checkpoint itself for `fsdp_dtensor`."""
     weights = checkpoint / WEIGHTS
     if not weights.is_dir() and (checkpoint / ".metadata").is_file():
         return checkpoint
@@ -95,11 +86,7 @@ def weights_of(checkpoint: Path) -> Path:
 
 
 def read(checkpoint: Path) -> CheckpointMetadata:
-    """Read `weights/.metadata`.
-
-    Raises:
-        ValueError: it is missing, unreadable, or not in Megatron's format.
-    """
+    """Read `weights/.metadata` of a checkpoint. Raises ValueError if it is missing, unreadable or corrupt."""
     try:
         with (weights_of(checkpoint) / ".metadata").open("rb") as stream:
             metadata: Any = _Reader(stream).load()  # torch.distributed.checkpoint.metadata.Metadata
@@ -116,11 +103,11 @@ def read(checkpoint: Path) -> CheckpointMetadata:
 
 
 def _tensor(entry: Any) -> Tensor:
-    """Convert a `TensorStorageMetadata`, whose properties are a tuple or an object depending on the torch version."""
+    """Convert a `TensorStorageMetadata`, whose properties are a tuple or an object, depending on the torch version."""
     properties = entry.properties
     dtype = properties.state[0] if hasattr(properties, "state") else properties.dtype
-    saved_numbers = sum(math.prod(_size(chunk.sizes)) for chunk in entry.chunks)
-    return Tensor(_size(entry.size), getattr(dtype, "__name__", str(dtype)), saved_numbers)
+    saved_elements = sum(math.prod(_size(chunk.sizes)) for chunk in entry.chunks)
+    return Tensor(_size(entry.size), getattr(dtype, "__name__", str(dtype)), saved_elements)
 
 
 def _size(size: Any) -> tuple[int, ...]:
@@ -131,7 +118,7 @@ def _size(size: Any) -> tuple[int, ...]:
 
 
 class _Part(io.RawIOBase):
-    """A file object for a range of an open file."""
+    """A file object for the range of `length` bytes at `offset` of an open file."""
 
     def __init__(self, handle: int, offset: int, length: int) -> None:
         self.handle, self.offset, self.length, self.at = handle, offset, length, 0
@@ -163,7 +150,7 @@ class _Part(io.RawIOBase):
 
 
 def is_intact(file: Path) -> bool:
-    """Return whether the content of a zip archive matches its checksums. Raises OSError if it cannot be read."""
+    """Return whether the content of the zip archive `file` matches its CRCs. Raises OSError if it cannot be read."""
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return is_part_intact(handle, 0, os.fstat(handle).st_size)
@@ -172,7 +159,7 @@ def is_intact(file: Path) -> bool:
 
 
 def is_part_intact(handle: int, offset: int, length: int) -> bool:
-    """Return whether an archive within an open file matches its checksums. Raises OSError if it cannot be read."""
+    """Return whether the zip archive at `offset` of an open file matches its CRCs. Raises OSError if a read fails."""
     with _Part(handle, offset, length) as source:
         try:
             with zipfile.ZipFile(source) as archive:
@@ -184,10 +171,7 @@ def is_part_intact(handle: int, offset: int, length: int) -> bool:
 
 
 def saved_step(checkpoint: Path) -> int | None:
-    """Return the step number that Lightning's trainer has saved in `common.pt`; None = unknown.
-
-    Every class in it is replaced, as in `.metadata`.
-    """
+    """Return the global step that Lightning's trainer has saved in `common.pt`; None if unknown. Executes no code."""
     try:
         with zipfile.ZipFile(weights_of(checkpoint) / "common.pt") as archive:
             name = next(name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")

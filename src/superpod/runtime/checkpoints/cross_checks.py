@@ -1,10 +1,10 @@
-"""Check whether the files of a checkpoint without a complete manifest belong to the same save. Standard library only.
+"""Check that the files of a checkpoint without a complete manifest belong to the same save. Standard library only.
 
-Sizes are not sufficient, since a shard has the same size at every step. These checks are used:
+Sizes are not sufficient, since a shard has the same size at every step. The checks are:
 
 - `common.pt` contains the step of the trainer, which must match the folder name.
 - Shards differ between steps, since optimizer states do. If a shard equals the shard of another step while other shards
-  differ, it was copied from there.
+  differ, it was copied from that step.
 - Megatron writes `common.pt` first and `metadata.json` last. A shard with an earlier or later time was replaced, or
   copied together with all others. This is a reason for doubt, not evidence.
 """
@@ -26,33 +26,29 @@ class CrossCheck:
     """Evidence that the files of a checkpoint belong to different saves."""
 
     problems: list[Problem]
-    """conclusive evidence, which prevents resuming"""
+    """conclusive evidence; prevents resuming"""
     doubt: str = ""
     """why another checkpoint is preferred; '' = no doubt"""
 
 
 def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
-    """Check an unverified checkpoint for consistency, alone and compared with the `others` of its run. Raises
-    OSError.
-    """
+    """Check the consistency of a checkpoint, also with the `others` of its run. Raises OSError, ValueError."""
     named, saved = step_of(checkpoint.name), saved_step(checkpoint)
     if named is not None and saved is not None and named != saved:
         return CrossCheck(
             [Problem.of_file("common.pt", f"contains step {saved}, but the folder is named after step {named}")]
         )
     shards = _shards(checkpoint)
-    older_or_newer = [other for other in others if step_of(other.name) != named]
     is_own = saved is not None  # its common.pt has this step, so it is not a renamed copy of another checkpoint
-    foreign_shards = [
-        problem for other in older_or_newer for problem in _find_foreign_shards(shards, other, is_own=is_own)
-    ]
-    if foreign_shards:
-        return CrossCheck(foreign_shards)
+    copied_shards = []
+    for other in others:
+        if step_of(other.name) != named:
+            copied_shards += _find_copied_shards(shards, other, is_own=is_own)
+    if copied_shards:
+        return CrossCheck(copied_shards)
     unlisted_shards = [shard for shard in shards if not shard.is_in_manifest]
-    return CrossCheck(
-        [],
-        _describe_doubt([shard.path.name for shard in unlisted_shards if not shard.is_in_time], len(unlisted_shards)),
-    )
+    late_names = [shard.path.name for shard in unlisted_shards if not shard.is_in_time]
+    return CrossCheck([], _describe_doubt(late_names, len(unlisted_shards)))
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,9 @@ class _Shard:
 
 
 def _shards(checkpoint: Path) -> list[_Shard]:
-    """Return all shards; read samples of those that are not in the manifest."""
+    """Return the shards of a checkpoint by name; read samples of those that are not in the manifest. Raises OSError."""
     weights = weights_of(checkpoint)
-    begin, end = _time(weights / "common.pt"), _time(weights / "metadata.json")
+    begin, end = _mtime_ns(weights / "common.pt"), _mtime_ns(weights / "metadata.json")
     shards: list[_Shard] = []
 
     def read(content: Content) -> None:
@@ -84,36 +80,41 @@ def _shards(checkpoint: Path) -> list[_Shard]:
     return sorted(shards, key=lambda shard: shard.name)
 
 
-def _time(file: Path) -> int:
+def _mtime_ns(file: Path) -> int:
+    """Return the modification time of a file in nanoseconds; 0 if it cannot be read."""
     try:
         return file.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _find_foreign_shards(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
-    """Find shards that were copied from another checkpoint; none if this checkpoint may be a renamed copy of it."""
+def _find_copied_shards(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
+    """Return a problem for each shard that was copied from the checkpoint `other`.
+
+    If all shards are equal and `is_own` is False, there is no problem: this may be a renamed copy of `other`.
+    """
     records = manifest.read(other).records
     same_shards = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
     if len(same_shards) == len(shards) and not is_own:
         return []
     # If the other checkpoint has no manifest, only the time shows which of the two was copied.
     suspects = [s for s in same_shards if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
-    misplaced_names = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
-    return [Problem.of_file(name, f"is a copy of the file in {other.name}") for name in misplaced_names]
+    copied_names = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
+    return [Problem.of_file(name, f"is a copy of the file in {other.name}") for name in copied_names]
 
 
 def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileRecord]) -> int | None:
-    """Return the sample of a file, from the manifest or from the file; None if it cannot be read."""
-    recorded_sample = records[name].sample if name in records else None
+    """Return the CRC-32 of a file's sample, from the manifest or from the file; None if it cannot be read."""
+    if name in records and records[name].sample is not None:
+        return records[name].sample
     try:
-        return manifest.record(checkpoint / name, fully=False).sample if recorded_sample is None else recorded_sample
+        return manifest.record(checkpoint / name, fully=False).sample
     except OSError:
         return None
 
 
 def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
-    """Return whether all bytes are equal; if the other file was moved here, equal samples are sufficient."""
+    """Return whether `file` has the bytes of the same shard in `other`. True if that shard no longer exists."""
     try:
         other_crc = manifest.record(other / shard.name).crc
     except FileNotFoundError:
@@ -123,10 +124,11 @@ def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
     return manifest.record(file).crc == other_crc
 
 
-def _describe_doubt(out_of_time: Sequence[str], shards: int) -> str:
-    if not out_of_time:
+def _describe_doubt(late_names: Sequence[str], shards: int) -> str:
+    if not late_names:
         return ""
-    names = ", ".join(out_of_time[:3])
-    if len(out_of_time) > 3:
+    names = ", ".join(late_names[:3])
+    if len(late_names) > 3:
         names += ", ..."
-    return f"{names} ({len(out_of_time)} of {shards} files) was not written between common.pt and metadata.json"
+    verb = "was" if len(late_names) == 1 else "were"
+    return f"{names} ({len(late_names)} of {shards} files) {verb} not written between common.pt and metadata.json"

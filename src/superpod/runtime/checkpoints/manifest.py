@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: size, time and checksums of every file, written by the nodes after each save.
+"""Write and read the manifest of a checkpoint: size, time and checksums of every file, as recorded after each save.
 
 `CHECKPOINT/manifest/{part}.json` has one part per node, so that each node reads only files that it has written. A part
 is written twice: immediately with the checksum of a sample of each file (milliseconds), and again with the CRC-32 of
@@ -32,29 +32,29 @@ READERS = 64
 
 
 class FileRecord(NamedTuple):
-    """A file at the time of its save."""
+    """The state of a file when it was saved."""
 
     size: int
     """bytes"""
     crc: int | None
-    """CRC-32 of its content; None = not yet computed"""
+    """CRC-32 of all bytes; None = not yet computed"""
     sample: int | None = None
-    """CRC-32 of its sample; None = written by an earlier version"""
+    """CRC-32 of its sample (`sample_of`); None = written by an earlier version"""
     mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of all intact parts of a manifest."""
+    """The records in the intact parts of a manifest."""
 
     records: dict[str, FileRecord]
     """path relative to the checkpoint -> record; empty for a checkpoint without a manifest"""
     is_complete: bool = False
-    """whether there are as many parts as the part of the first node says; False if unknown"""
+    """whether all parts that the first node's part counts are intact; False if that part is missing"""
 
 
 def sample_of(handle: int, size: int) -> int:
-    """Return the CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of all bytes of a small file. Raises OSError."""
+    """Return the CRC-32 of two blocks of an open file, at 1/4 and 3/4, or of all bytes if small. Raises OSError."""
     if size <= 2 * SAMPLE:
         return zlib.crc32(os.pread(handle, size, 0))
     crc = 0
@@ -64,7 +64,7 @@ def sample_of(handle: int, size: int) -> int:
 
 
 def crc_of(handle: int) -> int:
-    """Return the CRC-32 of all bytes of a file. Raises OSError."""
+    """Return the CRC-32 of all bytes of an open file. Raises OSError."""
     crc, at, buffer = 0, 0, bytearray(CHUNK)
     view = memoryview(buffer)
     while True:
@@ -75,7 +75,7 @@ def crc_of(handle: int) -> int:
 
 
 def record(file: Path, *, fully: bool = True) -> FileRecord:
-    """Return the record of a file as it is now, with the CRC of all bytes if `fully` is set. Raises OSError."""
+    """Return the record of a file's present state, with the CRC-32 of all bytes if `fully`. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         facts = os.fstat(handle)
@@ -86,9 +86,9 @@ def record(file: Path, *, fully: bool = True) -> FileRecord:
 
 
 def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: bool = True, parts: int = 0) -> None:
-    """Read `files` of a checkpoint, or only samples of them, and write their part of the manifest.
+    """Write a part of a checkpoint's manifest with the records of `files`; read only samples of them unless `fully`.
 
-    `parts` is the total number of parts, which only the first node records; 0 on other nodes. Raises OSError.
+    `part` is its name; `parts` is the total number of parts on the first node, and 0 on others. Raises OSError.
     """
     records = {file.relative_to(checkpoint).as_posix(): record(file, fully=fully) for file in files}
     content = {name: list(records[name]) for name in sorted(records)}
@@ -100,7 +100,7 @@ def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: boo
 
 
 def read(checkpoint: Path) -> Manifest:
-    """Read the manifest of a checkpoint, with one thread per part."""
+    """Read the manifest of a checkpoint; it is empty if there is none."""
     try:
         names = sorted(name for name in os.listdir(checkpoint / FOLDER) if name.endswith(".json"))
     except OSError:

@@ -1,9 +1,9 @@
-"""Select the checkpoint from which an attempt resumes before its ranks start: the newest intact one.
+"""Before the ranks start, select the checkpoint from which an attempt resumes: the newest intact one.
 
-NeMo itself resumes only from `*-last`, a link to the newest checkpoint. If that is corrupt, every start fails; if the
-link is dangling, NeMo silently trains from scratch. This module selects the newest intact checkpoint regardless of its
-name. Newer, corrupt checkpoints are moved to `RUN/damaged`, never deleted, and the lost steps are reported. If there
-are checkpoints but none is intact, the run stops. NeMo sees only the selected checkpoint, linked in
+NeMo itself resumes only from `*-last`, a link to the newest checkpoint. If this checkpoint is corrupt, every start
+fails; if the link is dangling, NeMo silently trains from scratch. This module selects the newest intact checkpoint,
+whatever its name. Newer, corrupt checkpoints are moved to `RUN/damaged`, never deleted, and the lost steps are
+reported. If there are checkpoints but none is intact, the run stops. NeMo finds only the selected checkpoint, linked in
 `attempts/NNN/resume`. Standard library only.
 """
 
@@ -28,20 +28,20 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 from superpod.runtime.runs.run_state import State
 
 FOLDER = "resume"
-"""`attempts/NNN/resume`: contains a link to the selected checkpoint; empty if training starts at step 1."""
+"""`attempts/NNN/resume`: the folder with a link to the selected checkpoint; empty if training starts at step 1."""
 
 DAMAGED = "damaged"
 """`RUN/damaged`: the folder to which corrupt checkpoints are moved."""
 
 SECOND_LOOK_S = 30.0
-"""Seconds before a checkpoint with problems is checked again: file system errors may be temporary."""
+"""Default seconds before a checkpoint with problems is checked again, since file system errors may be temporary."""
 
 SAVED = "saved.jsonl"
-"""`RUN/saved.jsonl`: one line for each checkpoint that was saved, and for each that was lost later."""
+"""`RUN/saved.jsonl`: one line per saved checkpoint, and one per checkpoint that was lost later."""
 
 
 class NoIntactCheckpointError(UserError):
-    """No checkpoint of the run is intact: the run stops, since a start at step 1 would discard the training."""
+    """No checkpoint of the run is intact. The run stops, since a start at step 1 would discard the training."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class CorruptCheckpoint:
     path: Path
     why: str
     unreadable: bool = False
-    """whether reading failed twice: it is not moved, since its content is unknown, and the next attempt checks it
-    again
-    """
+    """whether reading failed twice: its content is unknown, so it is not moved, and the next attempt checks it"""
 
     @property
     def step(self) -> int:
@@ -62,12 +60,12 @@ class CorruptCheckpoint:
 
 
 Examine = Callable[[Path], checkpoint_files.Findings]
-"""A function that checks the files of a checkpoint whose folders and metadata are intact."""
+"""Checks the files of a checkpoint whose folders and metadata files are intact."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The checkpoint from which an attempt resumes, and the newer ones that it cannot use."""
+    """The checkpoint from which an attempt resumes, and newer checkpoints that cannot be used."""
 
     checkpoint: Path | None
     """None = no checkpoint yet: the attempt starts at step 1"""
@@ -76,39 +74,36 @@ class Resume:
     gone: int = 0
     """step of the newest checkpoint that was saved but no longer exists; 0 = none is missing"""
     is_verified: bool = True
-    """whether a complete manifest has the checksum of every file"""
+    """whether the manifest has the checksum of every file"""
     doubt: str = ""
     """why the checkpoint may contain files of another save; '' = no evidence"""
 
     @property
     def step(self) -> int:
-        """Number of completed steps at the checkpoint; 0 without a checkpoint, or if its name does not contain the
-        step.
-        """
-        if self.checkpoint is None:
-            return 0
-        return step_of(self.checkpoint.name) or 0
+        """Number of completed steps at the checkpoint; 0 if there is none, or its name does not contain the step."""
+        return (step_of(self.checkpoint.name) or 0) if self.checkpoint else 0
 
     @property
     def lost_steps(self) -> int:
-        """Number of steps that only corrupt or missing checkpoints contained, and that are trained again."""
+        """Number of steps to train again, since only corrupt or missing checkpoints contained them."""
         return max(0, self.gone - self.step, *(damaged.step - self.step for damaged in self.damaged))
 
     @property
     def message(self) -> str:
-        """The decision in one line."""
+        """The decision in one line, for the log and `recipes status`."""
         if not self.checkpoint:
             return "starts at step 1: no checkpoint yet"
         samples = samples_of(self.checkpoint.name)
         position = f", {samples} samples into its data" if samples is not None else ""
         message = f"resumes from step {self.step}{position} ({self.checkpoint.name}, {self._verification})"
         for damaged in self.damaged:
-            what = "cannot be read and is kept" if damaged.unreadable else f"is corrupt and was moved to {DAMAGED}/"
-            message += f"; {damaged.path.name} {what}: {damaged.why}"
+            outcome = "cannot be read and is kept" if damaged.unreadable else f"is corrupt and was moved to {DAMAGED}/"
+            message += f"; {damaged.path.name} {outcome}: {damaged.why}"
         if self.gone > max(self.step, *(damaged.step for damaged in self.damaged), 0):
             message += f"; the checkpoint saved at step {self.gone} no longer exists"
         if self.lost_steps:
-            message += f"; {self.lost_steps} steps are lost and will be trained again"
+            lost = "1 step is" if self.lost_steps == 1 else f"{self.lost_steps} steps are"
+            message += f"; {lost} lost and will be trained again"
         return message
 
     @property
@@ -118,7 +113,7 @@ class Resume:
         return f"unverified: {self.doubt or 'it has no complete manifest'}"
 
     def facts(self) -> JsonObject:
-        """Return the value of `resume` in an attempt's result.json."""
+        """Return the decision as the JSON object that result.json stores under the key `resume`."""
         return {
             "step": self.step,
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
@@ -138,35 +133,29 @@ def decide(
     examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """Select the checkpoint from which the next attempt resumes. Changes nothing.
+    """Select the checkpoint from which the next attempt resumes, without changing a file.
 
-    The caller holds the lock of the run.
-
-    Args:
-        run: the run.
-        examine: checks the files of a checkpoint; by default, their sizes and samples of their bytes.
-        pause: waits before a second check.
+    The caller holds the lock of the run. `examine` checks the files of a checkpoint, by default their sizes and samples
+    of their bytes; `pause` waits before a second check.
 
     Raises:
-        NoIntactCheckpointError: the run has had checkpoints or trained steps, but there is none to resume from.
-        UserError: the checkpoints cannot be listed, or the remaining ones cannot be read at the moment.
+        NoIntactCheckpointError: the run has had checkpoints or trained steps, but no checkpoint is intact.
+        UserError: the checkpoints cannot be listed, or those that are not corrupt cannot be read at present.
     """
     with as_user_errors(run.checkpoints):
         resume = newest_usable(run.checkpoints, examine, pause)
-        missing_checkpoint = _newest_known(run)
-        lost_training = (
-            "" if resume.checkpoint or resume.damaged or missing_checkpoint else training_records.lost_training(run)
-        )
-    corrupt_checkpoints = resume.damaged
-    unreadable = [d for d in corrupt_checkpoints if d.unreadable]
+        missing_step, lost_training = _newest_known(run), ""
+        if not (resume.checkpoint or resume.damaged or missing_step):
+            lost_training = training_records.lost_training(run)
+    unreadable = [damaged for damaged in resume.damaged if damaged.unreadable]
     if resume.checkpoint is None and unreadable:
         raise UserError(
             f"{run.path} cannot be resumed now: {unreadable[0].path.name}: {unreadable[0].why}",
-            "nothing was changed; check the file system and this node",
+            "nothing was changed; check the file system and this node, then resume the run",
         )
-    if resume.checkpoint is None and (corrupt_checkpoints or missing_checkpoint or lost_training):
-        _refuse_resume(run, corrupt_checkpoints, missing_checkpoint, lost_training)
-    return replace(resume, gone=missing_checkpoint) if missing_checkpoint > resume.step else resume
+    if resume.checkpoint is None and (resume.damaged or missing_step or lost_training):
+        _refuse_resume(run, resume.damaged, missing_step, lost_training)
+    return replace(resume, gone=missing_step) if missing_step > resume.step else resume
 
 
 def newest_usable(
@@ -176,12 +165,10 @@ def newest_usable(
 ) -> Resume:
     """Select the newest checkpoint in a folder from which training can resume.
 
-    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed after the last write,
-    before the mark was removed. If it is incomplete, it does not count as corrupt. A problem counts only if a second
-    check, after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
-
-    Raises:
-        OSError: the folder cannot be listed.
+    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed between the last
+    write and the removal of the mark. If it is incomplete, it does not count as corrupt. A problem counts only if a
+    second check, after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
+    Raises OSError if the folder cannot be listed.
     """
     damaged, doubtful_decision = [], None
     folders = candidates(checkpoints)
@@ -204,7 +191,7 @@ def newest_usable(
 
 
 def _replace_doubtful(candidate: Resume, decision: Resume) -> Resume:
-    """Return the decision for an older checkpoint, with the newer, doubtful one listed as corrupt."""
+    """Return `decision`, for an older checkpoint, with the newer, doubtful one of `candidate` added as corrupt."""
     if candidate.checkpoint is None or candidate.step == decision.step:  # a second copy of the same step is kept
         return decision
     damaged = (*decision.damaged, CorruptCheckpoint(candidate.checkpoint, candidate.doubt))
@@ -219,7 +206,7 @@ def _cross_check(checkpoint: Path, folders: list[Path]) -> CrossCheck:
 
 
 def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[Problem], bool]:
-    """Return the problems found by two checks that prevent resuming, and whether the checkpoint is verified."""
+    """Return the problems that prevent resuming, found by two checks, and whether the checkpoint is verified."""
     if _structure_problems(checkpoint):
         pause()
         problems = _structure_problems(checkpoint)
@@ -241,10 +228,9 @@ def _structure_problems(checkpoint: Path) -> list[Problem]:
 
 
 def decide_by_sizes(run: RunFolder) -> Resume:
-    """Select a checkpoint as `decide` does, but check only names and sizes of files.
+    """Select a checkpoint like `decide`, and with the same errors, but check only names and sizes of files.
 
-    The next attempt resumes from this checkpoint unless its bytes turn out to be corrupt. Raises the same errors as
-    `decide`.
+    The next attempt resumes from this checkpoint unless its bytes turn out to be corrupt.
     """
     return decide(run, functools.partial(checkpoint_files.check_sizes, marked=False))
 
@@ -252,7 +238,7 @@ def decide_by_sizes(run: RunFolder) -> Resume:
 def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
     """Move corrupt checkpoints, remove unfinished ones, link the selected one for NeMo, and record the decision.
 
-    The caller holds the lock of the run, and has not started the ranks yet. Raises UserError.
+    The caller holds the lock of the run and has not started the ranks yet. Raises UserError if a write fails.
     """
     with as_user_errors(run.path):
         for damaged in resume.damaged:
@@ -276,7 +262,7 @@ def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
 
 
 def record_saved(run: Path, checkpoint: Path) -> None:
-    """Record that a checkpoint is complete. Raises OSError."""
+    """Add a line for a complete checkpoint to SAVED. Raises OSError."""
     append_line(run / SAVED, {"t": time.time(), **_name_and_step(checkpoint)})
 
 
@@ -285,9 +271,9 @@ def _name_and_step(checkpoint: Path) -> JsonObject:
 
 
 def _newest_known(run: RunFolder) -> int:
-    """Return the step of the newest checkpoint that was saved and is not recorded as lost; 0 = none.
+    """Return the step of the newest checkpoint that was saved and is not recorded as lost; 0 if there is none.
 
-    Sources are SAVED, the last attempt's result, and NeMo's dangling links.
+    The sources are SAVED, the last attempt's result, and NeMo's dangling links.
     """
     known_steps: dict[str, int] = {}
     for line in read_lines(run.path / SAVED):
@@ -308,26 +294,26 @@ def _newest_known(run: RunFolder) -> int:
 
 
 def _refuse_resume(
-    run: RunFolder, corrupt_checkpoints: Sequence[CorruptCheckpoint], deleted_step: int, evidence: str
+    run: RunFolder, corrupt_checkpoints: Sequence[CorruptCheckpoint], missing_step: int, lost_training: str
 ) -> None:
     """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and a hint."""
-    names = [f"{d.path.name}: {d.why}" for d in corrupt_checkpoints]
-    if corrupt_checkpoints:
-        more_text = f"; and {len(names) - 2} more" if len(names) > 2 else ""
-        problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more_text}"
-    elif deleted_step:
-        problem = f"its checkpoint at step {deleted_step} no longer exists, and there is no other"
+    problems = [f"{damaged.path.name}: {damaged.why}" for damaged in corrupt_checkpoints]
+    if problems:
+        more_text = f"; and {len(problems) - 2} more" if len(problems) > 2 else ""
+        problem = f"none of its {len(problems)} checkpoints is intact: {'; '.join(problems[:2])}{more_text}"
+    elif missing_step:
+        problem = f"its checkpoint at step {missing_step} no longer exists, and there is no other"
     else:
-        problem = f"{evidence}, but {run.checkpoints} contains no checkpoint"
+        problem = f"{lost_training}, but {run.checkpoints} contains no checkpoint"
     raise NoIntactCheckpointError(
         f"{run.path} cannot be resumed: {problem}",
-        f"nothing was changed; put an intact copy into {run.checkpoints} (`recipes ckpt verify` checks it), "
-        f"or start over at step 1 with `recipes ckpt reset {shlex.quote(str(run.path))}`, or start a new run",
+        f"nothing was changed; copy an intact checkpoint to {run.checkpoints} (`recipes ckpt verify` checks it), "
+        f"restart at step 1 with `recipes ckpt reset {shlex.quote(str(run.path))}`, or start a new run",
     )
 
 
 def _move_damaged(checkpoint: Path) -> None:
-    """Move a checkpoint to DAMAGED under an unused name, if possible."""
+    """Move a checkpoint to `RUN/damaged` under an unused name. If that fails, the checkpoint stays."""
     folder = checkpoint.parent.resolve().parent / DAMAGED  # on the same file system, so that nothing is copied
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)

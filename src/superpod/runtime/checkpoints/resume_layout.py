@@ -8,9 +8,8 @@ from superpod.runtime.checkpoints.checkpoint_files import saved_layout
 from superpod.runtime.checkpoints.checkpoint_metadata import read
 
 SHARDED = "optimizer.distributed.dp_group_idx_"
-"""Prefix of optimizer tensors that can be resharded over data-parallel sizes only (Megatron-Core 0.15's
-`dp_reshardable`, NeMo's default). With `ckpt_optim_fully_reshardable`, the tensors are those of the unsharded model
-instead."""
+"""Prefix of optimizer tensors that can be resharded only to another data-parallel size (Megatron-Core 0.15's
+`dp_reshardable`, NeMo's default). With `ckpt_optim_fully_reshardable`, the tensors are those of the unsharded model."""
 
 MODEL_PARALLEL = (
     "tensor_model_parallel_size",
@@ -19,16 +18,16 @@ MODEL_PARALLEL = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
-"""Sizes that determine which weights a rank has, and therefore the shards of such an optimizer. The weights can be
-loaded with any layout."""
+"""Sizes that determine the weights of a rank, and therefore the shards of such an optimizer. The weights themselves can
+be loaded with any layout."""
 
 FLAG = "trainer.strategy.ckpt_optim_fully_reshardable"
 
 
 def layout_problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
-    """Return why a checkpoint cannot be resumed with the layout of `strategy`, and a hint; None if it can.
+    """Return the reason why a checkpoint cannot be resumed with the layout of `strategy`, and a hint; None if it can.
 
-    `strategy` has NeMo's attributes for the sizes. A checkpoint whose layout is unknown is not checked.
+    `strategy` is NeMo's strategy or a configuration of it. A checkpoint whose layout is unknown is not checked.
     """
     layout = saved_layout(checkpoint)
     names = [name for name in MODEL_PARALLEL if name in layout]
@@ -36,32 +35,26 @@ def layout_problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None
     differing_names = [name for name in names if isinstance(sizes[name], int) and sizes[name] != layout[name]]
     if not differing_names:
         return None
-    numbers = ", ".join(f"{name} {layout[name]}, not {sizes[name]}" for name in differing_names)
-    names_of_tensors = _tensor_names(checkpoint)
+    differences = ", ".join(f"{name} {layout[name]}, not {sizes[name]}" for name in differing_names)
+    try:
+        names_of_tensors = list(read(checkpoint).tensors)
+    except ValueError:
+        names_of_tensors = []
     if "tensor_model_parallel_size" in differing_names and any(map(_is_fused_expert, names_of_tensors)):
         return (
-            f"{checkpoint} was saved by Megatron-FSDP with experts and {numbers}; Megatron-Core 0.15.3 can join the "
-            "gated halves of experts only with the same tensor parallel size, and would load wrong weights",
+            f"{checkpoint} was saved by Megatron-FSDP with experts and {differences}; Megatron-Core 0.15.3 "
+            "joins the gated halves of experts only with the same tensor parallel size, and would load wrong weights",
             "resume with the layout of the checkpoint",
         )
     if not any(name.startswith(SHARDED) for name in names_of_tensors):
         return None
     return (
-        f"{checkpoint} is intact, but was saved with {numbers}; its optimizer format can be resharded only over "
-        "data-parallel sizes",
+        f"{checkpoint} is intact, but was saved with {differences}; its optimizer format can be resharded only to "
+        "another data-parallel size",
         f"resume with the layout of the checkpoint; to change the layout of a run, start it with {FLAG}=True",
     )
 
 
 def _is_fused_expert(name: str) -> bool:
-    """Return whether a tensor is the fused first matrix of an expert; for dense MLPs, Megatron-FSDP saves two
-    halves.
-    """
+    """Return whether a tensor is the fused first matrix of an expert. Of dense MLPs, Megatron-FSDP saves two halves."""
     return name.startswith("model.") and ".experts." in name and "linear_fc1.weight" in name
-
-
-def _tensor_names(checkpoint: Path) -> list[str]:
-    try:
-        return [*read(checkpoint).tensors]
-    except ValueError:
-        return []

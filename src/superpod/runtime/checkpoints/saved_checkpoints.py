@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 END_S = 240.0
-"""Maximum seconds to wait for the last manifest at the end of training. srun kills the other ranks 300 s after the
+"""Maximum seconds to wait for the last manifest at the end of training. srun kills the remaining ranks 300 s after the
 first rank has exited (`--wait=300` in the batch script)."""
 
 RECORD_S = 20.0
@@ -34,17 +34,17 @@ GRACE_S = 5.0
 """Maximum seconds to wait after a SIGTERM, since Slurm soon sends SIGKILL (KillWait, GraceTime)."""
 
 REMOVE_S, RETRY_S = 30.0, 0.2
-"""Timeout and interval in seconds for retrying a removal while a file of the checkpoint is open on some node."""
+"""Timeout and interval in seconds of retries to remove a checkpoint while a node has one of its files open."""
 
 _IN_USE_ERRORS = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)
-"""Errors of rmtree while NFS keeps a removed file until it is closed, or when part of the manifest was just written."""
+"""Errors of rmtree while NFS keeps a removed file that is still open, or if a part of the manifest was just written."""
 
 
 class SavedCheckpoints:
-    """Waits until saves are complete, including asynchronous ones, and writes their manifests in a thread.
+    """Writes the manifest of each complete save, including asynchronous ones, in a thread.
 
-    Runs in the process of local rank 0. It reads what the ranks of its node have just written, mostly from the page
-    cache. Rank 0 also reads the files that exist once per checkpoint, and writes the line in `RUN/saved.jsonl`.
+    Runs in the process of local rank 0, and reads the files that the ranks of its node have just written, mostly from
+    the page cache. Rank 0 also reads the files that exist once per checkpoint, and writes to `RUN/saved.jsonl`.
     """
 
     def __init__(self, run: Path, rank: int, local_size: int, nodes: int = 0) -> None:
@@ -57,11 +57,11 @@ class SavedCheckpoints:
         self._thread.start()
 
     def watch(self, trainer: Trainer) -> None:
-        """Intercept saves and removals, for which Lightning has no hook."""
+        """Wrap the trainer's methods that save and remove checkpoints, since Lightning has no hook for these."""
         strategy: Any = trainer.strategy
         save, remove = trainer.save_checkpoint, strategy.remove_checkpoint
 
-        def save_and_note(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        def save_and_record(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
             checkpoint = _folder(filepath)
             self._removed.discard(checkpoint)
             if self._rank == 0:  # remove the manifest of an earlier checkpoint with this name
@@ -69,22 +69,22 @@ class SavedCheckpoints:
             save(filepath, *args, **kwargs)
             self._incomplete.append(checkpoint)
 
-        def remove_and_note(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        def remove_and_record(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
             self._removed.add(_folder(filepath))
             _retry_removal(_folder(filepath), lambda: remove(filepath, *args, **kwargs))
 
-        trainer.save_checkpoint = save_and_note
-        strategy.remove_checkpoint = remove_and_note
+        trainer.save_checkpoint = save_and_record
+        strategy.remove_checkpoint = remove_and_record
 
     def collect(self, trainer: Trainer) -> None:
-        """Pass complete checkpoints to the thread. Reads no files and can be called after every step."""
+        """Pass checkpoints whose save is complete to the thread. Reads no files, so it may be called at every step."""
         if self._incomplete and not _is_saving(trainer):
             for checkpoint in self._incomplete:
                 self._complete.put(checkpoint)
             self._incomplete.clear()
 
     def end(self, trainer: Trainer, *, wait_s: float = END_S) -> None:
-        """At the end of training, wait up to `wait_s` seconds for the manifests."""
+        """Wait up to `wait_s` seconds until all manifests are written. Call it at the end of training."""
         self.collect(trainer)
         self._complete.put(None)
         self._thread.join(min(wait_s, END_S))
@@ -100,9 +100,7 @@ class SavedCheckpoints:
                 self._record(checkpoint)
 
     def _record(self, checkpoint: Path) -> None:
-        if checkpoint in self._removed:
-            return
-        if not checkpoint.is_dir():  # strategies other than Megatron's write one file
+        if checkpoint in self._removed or not checkpoint.is_dir():  # strategies other than Megatron's write one file
             return
         if self._rank == 0:
             resume.record_saved(self._run, checkpoint)
@@ -115,7 +113,7 @@ class SavedCheckpoints:
             manifest.write_part(checkpoint, str(self._rank), present_files, fully=fully, parts=parts)
 
     def _iterate_unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
-        """Yield the files, but raise FileNotFoundError once the checkpoint is removed."""
+        """Yield `files`; raise FileNotFoundError once the checkpoint is being removed."""
         for file in (*files, None):
             if checkpoint in self._removed:
                 raise FileNotFoundError(errno.ENOENT, "is being removed", str(checkpoint))
@@ -124,12 +122,10 @@ class SavedCheckpoints:
 
 
 def wait_s(number: int, deadline: float, now: float) -> float:
-    """Return how many seconds the end of training may wait.
+    """Return the maximum seconds to wait for the last manifest at the end of training.
 
-    Args:
-        number: the signal that stopped the training; 0 = none. After a SIGTERM, at most GRACE_S.
-        deadline: Unix time at which the time limit expires; 0 = no limit.
-        now: Unix time.
+    `number` is the signal that stopped the training, 0 = none; `deadline` is the Unix time at which the job's time
+    limit expires, 0 = no limit.
     """
     seconds_left = max(0.0, deadline - RECORD_S - now) if deadline else END_S
     return min(GRACE_S, seconds_left) if number == signal.SIGTERM else min(END_S, seconds_left)
@@ -140,9 +136,9 @@ def _folder(filepath: str | Path) -> Path:
 
 
 def _retry_removal(checkpoint: Path, remove: Callable[[], None]) -> None:
-    """Retry NeMo's removal, an rmtree, until it succeeds: remains without a mark would appear to be complete.
+    """Call NeMo's `remove`, an rmtree, until it succeeds, since remaining files without a mark would appear complete.
 
-    Raises OSError: the removal still fails after REMOVE_S.
+    Raises OSError if it still fails after REMOVE_S seconds.
     """
     end = time.monotonic() + REMOVE_S
     while True:
@@ -157,15 +153,10 @@ def _retry_removal(checkpoint: Path, remove: Callable[[], None]) -> None:
 
 
 def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
-    """Yield the files of a checkpoint that a node lists in its part of the manifest.
+    """Yield the files of a checkpoint for a node's part of the manifest; `rank` is the first of its `local_size` ranks.
 
     These are the files of its ranks (`__{rank}_{number}.distcp`, written by torch), and on the first node all files
     without a rank in the name. Only rank 0 lists the folder, which may contain tens of thousands of files.
-
-    Args:
-        checkpoint: the checkpoint.
-        rank: the first rank of the node.
-        local_size: the number of ranks on the node.
     """
     weights = weights_of(checkpoint)
     for own in range(rank, rank + local_size):
@@ -183,7 +174,7 @@ def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
 
 
 def _is_rank_or_hidden_file(name: str) -> bool:
-    """Return whether a file is named after a rank, or is a `.nfs*` file, which NFS keeps for an open file."""
+    """Return whether a file name contains a rank or is hidden, like the `.nfs*` files that NFS keeps for open files."""
     return bool(re.fullmatch(r"__\d+_\d+\.distcp", name)) or (name.startswith(".") and name != ".metadata")
 
 

@@ -1,12 +1,12 @@
 """Check the files of a large checkpoint on all nodes of a job in parallel. Standard library only.
 
-A checkpoint of 16,384 ranks has 32,768 files, and one of a 405B model has 5.6 TB, which would take one node half an
-hour to read. Therefore each node checks a share of the files in a job step: `python3 shared_reading.py CHECKPOINT
-SHARES BYTES`. Each task prints a JSON line. BYTES is the maximum number of bytes to read from files without a checksum;
--1 = every byte of every file.
+A checkpoint of 16,384 ranks has 32,768 files, and one of a 405B model has 5.6 TB, which one node would read in half an
+hour. Therefore each node checks a share of the files in a job step: `python3 shared_reading.py CHECKPOINT SHARES
+BYTES`. Each task prints a line of JSON. BYTES is the maximum number of bytes to read from files without a checksum; -1
+= every byte of every file.
 
 Only the first node reads the manifest, which has one part per node, and `.metadata`. It writes the shares of all nodes
-to one file, SHARES: with 2,048 nodes, this causes 2,048 opens of one file, not of each of 2,048 parts.
+to one file, SHARES: with 2,048 nodes, this file is opened 2,048 times, instead of each of the manifest's 2,048 parts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from superpod.runtime.checkpoints import checkpoint_files
 from superpod.runtime.checkpoints.checkpoint_files import Budget, Content, Findings, Problem
 
 SHARE_FROM_FILES = 4096
-"""Minimum number of files for a job step, which takes a second or two to start."""
+"""Minimum number of files for which a job step is started, which takes a second or two."""
 
 SHARE_FROM_BYTES = 64 << 30
-"""Minimum number of bytes for a job step if every byte is read."""
+"""Minimum number of bytes for which a job step is started if every byte is read."""
 
 MIN_RATE = 0.2e9
-"""Bytes per second that a slow node reads; a healthy one is ten times as fast."""
+"""Bytes per second that a slow node reads. A healthy node is ten times as fast."""
 
 MIN_FILE_RATE = 20.0
 """Files per second that a slow node checks."""
@@ -42,16 +42,16 @@ START_S = 60.0
 """Seconds that a job step may take to start."""
 
 SHARES = "shares"
-"""Temporary file with the share of each node."""
+"""Name of the temporary file with the share of each node."""
 
-_PLACE = "{:15d} {:15d}\n"
+_HEADER_LINE = "{:15d} {:15d}\n"
 """A line in the header of SHARES for each share: its offset and length."""
 
 
 class SharedReader:
-    """Checks checkpoints on the nodes of this job; `steps` counts the job steps that it has started.
+    """Checks checkpoints on all nodes of this job; `steps` is the number of job steps that it has started.
 
-    A slow file system does not fail an attempt: for files that were not read in time, the first node checks only sizes
+    A slow file system does not fail an attempt: of files that were not read in time, the first node checks only sizes
     and samples.
 
     Args:
@@ -59,8 +59,8 @@ class SharedReader:
         folder: a folder that this node can write to and all nodes can read.
         share_from: the minimum number of files for a job step.
         fully: whether to read every byte.
-        left_s: returns the seconds until the end of the job; at most half of them are spent waiting for nodes.
-        log: called with messages.
+        left_s: returns the seconds until the end of the job, of which at most half are spent on waiting for nodes.
+        log: called with a message if nodes exceed the time limit.
         start_s: seconds that a job step may take to start.
     """
 
@@ -79,26 +79,26 @@ class SharedReader:
         self._left_s, self._log, self._start_s = left_s, log, start_s
 
     def __call__(self, checkpoint: Path) -> Findings:
-        """Check a checkpoint as `checkpoint_files.check_samples` does. Raises OSError and ValueError."""
+        """Check a checkpoint like `checkpoint_files.check_samples`. Raises OSError and ValueError."""
         listed_contents = checkpoint_files.contents_of(checkpoint)
-        bytes_ = sum(content.size for content in listed_contents.contents)
-        problems = self._check(checkpoint, listed_contents.contents, bytes_)
+        problems = self._check(checkpoint, listed_contents.contents)
         return Findings(problems, listed_contents.is_verified and not problems)
 
-    def _check(self, checkpoint: Path, contents: list[Content], bytes_: int) -> list[Problem]:
-        is_large = len(contents) >= self._share_from or (self._fully and bytes_ >= SHARE_FROM_BYTES)
+    def _check(self, checkpoint: Path, contents: list[Content]) -> list[Problem]:
+        total_bytes = sum(content.size for content in contents)
+        is_large = len(contents) >= self._share_from or (self._fully and total_bytes >= SHARE_FROM_BYTES)
         if len(self._nodes) < 2 or not is_large:
             return _check_here(checkpoint, contents, -1 if self._fully else checkpoint_files.READ_BYTES)
 
         count = len(self._nodes)
-        share_s = bytes_ / count / MIN_RATE if self._fully else len(contents) / count / MIN_FILE_RATE
+        share_s = total_bytes / count / MIN_RATE if self._fully else len(contents) / count / MIN_FILE_RATE
         limit_s = min(share_s + self._start_s, max(self._left_s() / 2, 1.0))
         shares = [contents[share::count] for share in range(count)]
-        answers, is_late = self._ask_nodes(checkpoint, shares, limit_s)
+        found, is_over_limit = self._check_on_nodes(checkpoint, shares, limit_s)
 
-        # The first node checks the shares of nodes that did not answer.
-        missing_shares = [share for share in range(count) if share not in answers]
-        if is_late:
+        # The first node checks the shares of nodes that did not respond.
+        missing_shares = [share for share in range(count) if share not in found]
+        if is_over_limit:
             names = ", ".join(self._nodes[share] for share in missing_shares[:8])
             if len(missing_shares) > 8:
                 names += ", ..."
@@ -108,17 +108,17 @@ class SharedReader:
             )
         budget = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
         unread_contents = [content for share in missing_shares for content in shares[share]]
-        problems = [problem for share in sorted(answers) for problem in answers[share]]
+        problems = [problem for share in sorted(found) for problem in found[share]]
         return problems + checkpoint_files.check_contents(checkpoint, unread_contents, budget)
 
-    def _ask_nodes(
+    def _check_on_nodes(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
     ) -> tuple[dict[int, list[Problem]], bool]:
-        """Return share number -> problems found by that node, and whether some nodes exceeded the limit."""
-        bytes_ = -1 if self._fully else checkpoint_files.READ_BYTES // len(shares)
+        """Check each share on its node; return the problems by share, and whether a node exceeded `limit_s` seconds."""
+        max_bytes = -1 if self._fully else checkpoint_files.READ_BYTES // len(shares)
         file = self._folder / SHARES
         code_file = job_code.path_for_nodes("runtime/checkpoints/shared_reading.py")
-        command = [sys.executable, code_file, str(checkpoint), str(file), str(bytes_)]
+        command = [sys.executable, code_file, str(checkpoint), str(file), str(max_bytes)]
         try:
             write_shares(file, shares)
             lines, code = job_step.run_on_every_node(len(self._nodes), command, limit_s)
@@ -126,35 +126,35 @@ class SharedReader:
             return {}, False
         finally:
             file.unlink(missing_ok=True)
-        answers = {
-            node: [Problem(*row) for row in json.loads(line)]
-            for node, line in lines.items()
-            if re.fullmatch(r"\[.*\]", line)
+        found = {
+            node: [Problem(*row) for row in json.loads(printed[-1])]
+            for node, printed in lines.items()
+            if re.fullmatch(r"\[.*\]", printed[-1])
         }
-        if answers or code in (0, None):  # an srun that fails immediately has not created a step
+        if found or code in (0, None):  # an srun that fails immediately has not created a step
             self.steps += 1
-        return answers, code is None
+        return found, code is None
 
 
-def _check_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[Problem]:
-    """Check files on this node; read up to `bytes_` from files without a checksum, -1 = every byte of all files."""
-    return checkpoint_files.check_contents(checkpoint, contents, Budget(bytes_) if bytes_ >= 0 else None)
+def _check_here(checkpoint: Path, contents: Sequence[Content], max_bytes: int) -> list[Problem]:
+    """Check files on this node; read at most `max_bytes` of files without a checksum, -1 = every byte of all files."""
+    return checkpoint_files.check_contents(checkpoint, contents, Budget(max_bytes) if max_bytes >= 0 else None)
 
 
 def write_shares(file: Path, shares: list[list[Content]]) -> None:
-    """Write the share of each node. Raises OSError."""
+    """Write the file SHARES: a header, then for each node a JSON block with its files. Raises OSError."""
     blocks = [json.dumps(share).encode() for share in shares]
-    at = len(_PLACE.format(0, 0)) * len(blocks)
-    places = b""
+    at = len(_HEADER_LINE.format(0, 0)) * len(blocks)
+    header = b""
     for block in blocks:
-        places += _PLACE.format(at, len(block)).encode()
+        header += _HEADER_LINE.format(at, len(block)).encode()
         at += len(block)
-    file.write_bytes(places + b"".join(blocks))
+    file.write_bytes(header + b"".join(blocks))
 
 
 def read_share(file: Path, share: int) -> list[Content]:
-    """Read the share of one node, with two reads of one file. Raises OSError and ValueError."""
-    width = len(_PLACE.format(0, 0))
+    """Read the files that node number `share` checks from the file SHARES. Raises OSError and ValueError."""
+    width = len(_HEADER_LINE.format(0, 0))
     with open(file, "rb", buffering=0) as stream:
         at, length = map(int, os.pread(stream.fileno(), width, share * width).split())
         return [Content(*row) for row in json.loads(os.pread(stream.fileno(), length, at))]

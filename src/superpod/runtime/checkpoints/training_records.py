@@ -1,4 +1,4 @@
-"""Find evidence of trained steps in a run folder, so that no run with trained steps restarts at step 1.
+"""Find evidence of trained steps in a run folder, so that no trained run silently restarts at step 1.
 
 Standard library only.
 """
@@ -26,29 +26,29 @@ MOVED = (METRICS, "saved.jsonl", "checkpoints")
 
 @dataclass(frozen=True)
 class Record:
-    """Evidence in a file that the run has been trained up to a step."""
+    """Evidence in a file that a run has been trained up to a step."""
 
     step: int
     source: str
     """the file, relative to the run folder"""
     is_saved: bool = False
-    """whether there was a checkpoint of this step or an earlier one"""
+    """whether it shows that a checkpoint of this step or an earlier one was saved"""
     is_of_unknown_attempt: bool = False
 
 
 def attempts_since_reset(run: RunFolder) -> list[Attempt]:
-    """Return the attempts since the last reset, or all attempts of a run that was never reset."""
+    """Return the attempts since the last `recipes ckpt reset`, or all attempts if there was none."""
     reset_attempt = (read_json(run.path / RESET) or {}).get("after")
     first = int(reset_attempt) + 1 if is_number(reset_attempt) else 1
     return [attempt for attempt in run.attempts if int(attempt.name) >= first]
 
 
 def lost_training(run: RunFolder) -> str:
-    """Describe the training that a start at step 1 would discard although there was a checkpoint; '' if there is none.
+    """Describe the saved training that a start at step 1 would discard; '' if there is none.
 
-    Steps before the first checkpoint may be trained again: there is no complete checkpoint before `save_every` steps,
-    or twice as many if the first save still exists and is marked as unfinished. Any other evidence of a trained step
-    means that checkpoints have disappeared. Raises OSError.
+    Steps before the first checkpoint may be trained again: no checkpoint is complete before `save_every` steps, or
+    twice as many if the first save still exists and is marked as unfinished. Any other evidence of a trained step means
+    that checkpoints have disappeared. Raises OSError.
     """
     records = _records(run)
     if not records:
@@ -65,7 +65,7 @@ def lost_training(run: RunFolder) -> str:
 
 
 def _first_complete_save(run: RunFolder) -> float:
-    """Return the number of steps after which there must be a complete checkpoint; 0 if the interval is unknown."""
+    """Return the number of steps after which a complete checkpoint must exist; 0 if `save_every` is unknown."""
     save_every = run.facts.get("save_every")
     if not is_number(save_every) or save_every <= 0:
         return 0
@@ -74,7 +74,7 @@ def _first_complete_save(run: RunFolder) -> float:
 
 
 def _records(run: RunFolder) -> list[Record]:
-    """Return all evidence of trained steps since the newest attempt that started at step 1."""
+    """Return the evidence of trained steps in a run since its newest attempt that started at step 1."""
     attempts = attempts_since_reset(run)
     names = {attempt.name for attempt in attempts}
     since = max((int(attempt.name) for attempt in attempts if attempt.resume.get("step") == 0), default=0)
@@ -104,7 +104,7 @@ def _attempt_records(attempt: Attempt) -> list[Record]:
 
 
 def reset(run: RunFolder) -> list[Path]:
-    """Reset the run to step 1 by renaming, not deleting, its metrics and checkpoints; return the new paths.
+    """Reset a run to step 1 by renaming its metrics and checkpoints, so that nothing is deleted; return the new paths.
 
     The caller holds the lock of the run. Raises UserError if the run is done or a file cannot be renamed.
     """
@@ -125,7 +125,7 @@ def reset(run: RunFolder) -> list[Path]:
 
 
 def _free_name(source: Path, number: int) -> Path:
-    """Return `metrics-until-003.jsonl`; with `.2` and so on if the run was already reset without an attempt since."""
+    """Return an unused path such as `metrics-until-003.jsonl`, with `.2` if the run was reset twice after attempt 3."""
     target, copy = source.with_name(f"{source.stem}-until-{number:03d}{source.suffix}"), 2
     while os.path.lexists(target):
         target = source.with_name(f"{source.stem}-until-{number:03d}.{copy}{source.suffix}")

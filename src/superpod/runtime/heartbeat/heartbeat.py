@@ -1,8 +1,8 @@
-"""Heartbeats of ranks, with one write per node to the shared file system every `every_s` seconds.
+"""Publish the heartbeats of ranks with one write per node to the shared file system every `every_s` seconds.
 
 The ranks of a node store their progress in a small file in shared memory (`node_board.py`). A thread of the lowest rank
-that is still running writes all of it to the node's page in `heartbeat/nodes`. If that rank is killed or stopped, the
-next one takes over.
+that is still running writes the records of all ranks to the node's page in `heartbeat/nodes`. If that rank is killed or
+stopped, the next rank takes over.
 """
 
 from __future__ import annotations
@@ -17,52 +17,56 @@ from pathlib import Path
 
 from superpod.common.json_files import JsonObject
 from superpod.runtime.heartbeat import heartbeat_pages as pages
-from superpod.runtime.heartbeat.heartbeat_pages import Place
+from superpod.runtime.heartbeat.heartbeat_pages import RankLocation
 from superpod.runtime.heartbeat.node_board import NodeBoard
 
 TICK_S = 1.0
 """Seconds between two heartbeats in shared memory."""
 
 MAX_WRITE_INTERVAL_S, CHECKS_PER_TIMEOUT, WRITES_PER_S = 15.0, 20, 100
-"""A node writes at least every MAX_WRITE_INTERVAL_S seconds and CHECKS_PER_TIMEOUT times within the stall timeout, but
-all nodes together at most WRITES_PER_S times per second."""
+"""A node writes at least every MAX_WRITE_INTERVAL_S seconds and CHECKS_PER_TIMEOUT times per stall timeout, unless all
+nodes together would then write more than WRITES_PER_S times per second."""
 
 LIMIT = "SUPERPOD_STALLED_S"
-"""Environment variable with the stall timeout: seconds that a training rank may take between two steps; default 600."""
+"""Environment variable with the stall timeout: maximum seconds between two training steps; default 600."""
 
 ENDED_PHASES = ("done", "stopped", "ended", "failed")
 
 
 def write_every_s(limit_s: float, nodes: int) -> float:
-    """Return the seconds between two writes of a node, as a tradeoff between stall detection and file system load.
-
-    15 s with the default timeout `limit_s` of 600 s; 2,048 nodes write 100 times per second.
+    """Return the seconds between two writes of a node: short enough for the stall timeout `limit_s`, but with at most
+    WRITES_PER_S writes of all `nodes` nodes per second. 15 s for 600 s, 20 s for 600 s and 2,048 nodes.
     """
     return max(min(limit_s / CHECKS_PER_TIMEOUT, MAX_WRITE_INTERVAL_S), min(nodes / WRITES_PER_S, limit_s / 3))
 
 
-def place_of(rank: int, environ: Mapping[str, str]) -> Place:
-    """Return the place of this rank from torchrun's variables; without them, each rank counts as a node."""
+def locate_rank(rank: int, environ: Mapping[str, str]) -> RankLocation:
+    """Return the location of the rank with global rank `rank` from torchrun's variables.
+
+    Without these variables, each rank counts as a node of its own.
+    """
     local_size = int(environ.get("LOCAL_WORLD_SIZE") or 1)
     node = int(environ.get("GROUP_RANK") or rank // local_size)
     local_rank = int(environ.get("LOCAL_RANK") or rank % local_size)
-    return Place(node, local_rank, max(local_size, local_rank + 1), int(environ.get("WORLD_SIZE") or 0))
+    return RankLocation(node, local_rank, max(local_size, local_rank + 1), int(environ.get("WORLD_SIZE") or 0))
 
 
 class Heartbeat:
-    """Publishes the time, step, phase, host, `moved` (time of the last progress) and other facts of a rank.
+    """Publishes the time, step, phase, host, `moved` (time of the last progress) and further facts of a rank.
 
     A heartbeat that cannot be written is lost, but does not end the training.
 
     Args:
         folder: the `heartbeat` folder of the attempt.
         rank: the global rank.
-        every_s: seconds between two writes; None = based on the stall timeout, 0 = at every heartbeat.
+        every_s: seconds between two writes; None = from the stall timeout, 0 = write every heartbeat.
         place: the node and local rank; None = from the environment.
     """
 
-    def __init__(self, folder: Path, rank: int, every_s: float | None = None, place: Place | None = None) -> None:
-        self.rank, self.place = rank, place or place_of(rank, os.environ)
+    def __init__(
+        self, folder: Path, rank: int, every_s: float | None = None, place: RankLocation | None = None
+    ) -> None:
+        self.rank, self.place = rank, place or locate_rank(rank, os.environ)
         nodes = max(1, self.place.size // self.place.local_size)
         needed_s = write_every_s(float(os.environ.get(LIMIT) or 600), nodes)
         self.every_s = needed_s if every_s is None else every_s
@@ -77,12 +81,12 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread, unless it is already running."""
+        """Start the thread that writes heartbeats, unless it is running."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def end(self) -> None:
-        """Stop the thread, and remove the file in shared memory if this was the last rank of the node."""
+        """Stop the thread; if all ranks of the node have ended, remove their file in shared memory."""
         self._end.set()
         if self._phase in ENDED_PHASES and self._board.all_ranks_in(ENDED_PHASES):
             self._board.remove()
@@ -93,10 +97,10 @@ class Heartbeat:
         return self._phase
 
     def beat(self, step: int, phase: str, save_s: float = 0.0, **facts: object) -> None:
-        """Record progress of the training; the longest `save_s` is kept.
+        """Record that the rank has reached a step or phase, with further `facts` as JSON values.
 
-        Only the end of a rank is written immediately, since its process may exit next. Steps never wait for the file
-        system.
+        `save_s` is the duration of a save in seconds; heartbeats contain the longest one. Only the end of a rank is
+        written immediately, since its process may exit next. Steps never wait for the file system.
         """
         if phase in ENDED_PHASES:
             with self._writing:  # afterwards, this rank's thread cannot overwrite another rank's end
@@ -117,7 +121,7 @@ class Heartbeat:
             self._board.set_due(self._moved)  # at the next tick, since `recipes status` shows the phase of rank 0
 
     def tick(self, now: float) -> None:
-        """Update the heartbeat in shared memory, and write the node's page if a write is due."""
+        """Update the heartbeat in shared memory at Unix time `now`; if a write is due, write the node's page."""
         with self._beating:
             if not self._phase:
                 return
@@ -135,10 +139,9 @@ class Heartbeat:
     def _write(self, now: float) -> None:
         """Write the node's page. Does not hold `_beating`, so that steps never wait for a file system that hangs."""
         with self._writing:
-            spread = (
-                1.0 if self._board.due else 0.382 + 0.618 * (self.place.node * 0.618 % 1)
-            )  # nodes start at the same time
-            self._board.set_due(now + spread * self.every_s)
+            # All nodes start at the same time: shorten the first interval by a different share on each node.
+            share = 1.0 if self._board.due else 0.382 + 0.618 * (self.place.node * 0.618 % 1)
+            self._board.set_due(now + share * self.every_s)
             head = pages.header(self.place, now, self._host)
             try:
                 if self._file < 0:

@@ -1,4 +1,4 @@
-"""The format of `heartbeat/nodes`: one page of 4096 bytes per node, at a fixed offset, with one record per rank.
+"""Encode and decode the file `heartbeat/nodes`: one page of 4096 bytes per node, with one record per rank.
 
 A page is the unit of the kernel's page cache: two NFS clients that write parts of the same page can overwrite each
 other's bytes, so each page belongs to one node. Overwriting an open file does not access the metadata server, and the
@@ -31,13 +31,16 @@ _CRC_AT, _CRC_END = 8, 12
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a rank: node index, local rank, number of ranks on the node, and in the run (0 = unknown)."""
+class RankLocation:
+    """The location of a rank in a run."""
 
     node: int = 0
+    """index of the node"""
     local_rank: int = 0
     local_size: int = 1
+    """number of ranks on the node"""
     size: int = 0
+    """number of ranks in the run; 0 = unknown"""
 
     @property
     def pages(self) -> int:
@@ -46,25 +49,28 @@ class Place:
 
     @property
     def at(self) -> int:
-        """Offset of the first page of the node in the file, bytes."""
+        """Offset of the node's first page in the file, bytes."""
         return self.node * self.pages * PAGE
 
     @property
     def record_at(self) -> int:
-        """Offset of the rank's record from the first page of the node, bytes."""
+        """Offset of the rank's record relative to the node's first page, bytes."""
         page, slot = divmod(self.local_rank, PER_PAGE)
         return page * PAGE + HEADER_BYTES + slot * RECORD_BYTES
 
 
-def header(place: Place, now: float, host: str) -> bytes:
-    """Encode the header of each page of a node, written at Unix time `now`."""
+def header(place: RankLocation, now: float, host: str) -> bytes:
+    """Encode the header of a node's pages, which are written at Unix time `now` by the host `host`."""
     place_fields = (place.node, place.size, place.local_size, now, host.encode()[:128])
     body = _HEADER.pack(_MAGIC, 0, *place_fields).ljust(HEADER_BYTES, b"\0")
     return body[:_CRC_AT] + struct.pack("<I", zlib.crc32(body[_CRC_END:])) + body[_CRC_END:]
 
 
 def record(rank: int, step: int, phase: str, alive_s: float, moved_s: float, facts: JsonObject) -> bytes:
-    """Encode the record of a rank; if `facts` does not fit, the longest text in it is truncated."""
+    """Encode the record of a rank; if `facts` is too large, its longest values are truncated.
+
+    `alive_s` is the Unix time of the heartbeat, `moved_s` that of the last progress.
+    """
     text = _encode_facts(facts)
     body = _RECORD.pack(0, rank + 1, step, alive_s, moved_s, phase.encode()[:16], len(text)) + text
     body = body.ljust(RECORD_BYTES, b"\0")
@@ -82,17 +88,17 @@ def _encode_facts(facts: JsonObject) -> bytes:
 
 
 def phase_of(raw: bytes) -> str:
-    """Return the phase in a record; '' for a rank without a record."""
+    """Return the phase in the bytes of a record; '' if the rank has not written one."""
     _, rank, _, _, _, phase, _ = _RECORD.unpack_from(raw)
-    return phase.rstrip(b"\0").decode(errors="replace") if rank else ""
+    return _text(phase) if rank else ""
 
 
 def decode(data: bytes) -> dict[int, JsonObject]:
-    """Decode the heartbeats of all ranks, ignoring torn writes.
+    """Decode the content of `heartbeat/nodes` to the heartbeats by rank, ignoring torn writes.
 
-    Keys are `t` (last heartbeat), `moved` (last progress), `step`, `phase`, `host`, `node`, `seen` (last write of the
-    node), `size` (number of ranks), `local_size`, and the rank's facts. All times are Unix times, from the clock of the
-    rank's node.
+    Keys of a heartbeat: `t` (last heartbeat), `moved` (last progress), `step`, `phase`, `host`, `node`, `seen` (last
+    write of the node), `size` (number of ranks), `local_size`, and the rank's facts. All times are Unix times, from the
+    clock of the rank's node.
     """
     by_rank: dict[int, JsonObject] = {}
     data = data.ljust(-(-len(data) // PAGE) * PAGE, b"\0")  # the file may end after the last record
@@ -117,15 +123,14 @@ def _text(raw: bytes) -> str:
 
 
 def read(folder: Path, max_bytes: int = 0) -> dict[int, JsonObject] | None:
-    """Read all heartbeats in the `heartbeat` folder of an attempt; None if an earlier version wrote the folder.
+    """Read the heartbeats by rank from the `heartbeat` folder of an attempt; None if the file `nodes` does not exist.
 
-    `max_bytes` limits the number of bytes, if only the first node is needed; 0 = all.
+    `max_bytes` limits the number of bytes that are read, if only the first node is needed; 0 = all.
     """
     try:
         refuse_special(folder / NAME)
-        handle = os.open(
-            folder / NAME, os.O_RDONLY | os.O_CLOEXEC
-        )  # reopened each time, so that NFS revalidates its cache
+        # Opened for every read, so that an NFS client revalidates its cache.
+        handle = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -137,7 +142,7 @@ def read(folder: Path, max_bytes: int = 0) -> dict[int, JsonObject] | None:
 
 
 def read_rank(folder: Path, rank: int) -> JsonObject:
-    """Read the newest heartbeat of a rank; {} before its first heartbeat."""
+    """Return the newest heartbeat of a rank; {} before its first heartbeat."""
     first = read(folder, PAGE) if rank == 0 else None  # rank 0 is on the first node
     if first and rank in first:
         return first[rank]
@@ -148,7 +153,7 @@ def read_rank(folder: Path, rank: int) -> JsonObject:
 
 
 def read_ranks(folder: Path) -> dict[int, JsonObject]:
-    """Read the newest heartbeats of all ranks."""
+    """Return the newest heartbeat of each rank, by rank."""
     by_rank = read(folder)
     if by_rank is not None:
         return by_rank
@@ -157,13 +162,13 @@ def read_ranks(folder: Path) -> dict[int, JsonObject]:
 
 
 def _last_line(folder: Path, rank: int) -> JsonObject:
-    """Return the last line of `{rank}.jsonl`, the format of earlier versions."""
+    """Return the last line of `{rank}.jsonl`, the file of earlier versions; {} if there is none."""
     lines = tail_lines(folder / f"{rank}.jsonl")
     return lines[-1] if lines else {}
 
 
 def longest_save_s(folder: Path) -> float:
-    """Return the duration of rank 0's longest save in seconds; 0 without a save."""
+    """Return the duration of rank 0's longest save in an attempt, in seconds; 0 without a save."""
     first = read(folder, PAGE)
     lines = read_lines(folder / "0.jsonl") if first is None else [first.get(0, {})]
     return max((line["save_s"] for line in lines if is_number(line.get("save_s"))), default=0.0)

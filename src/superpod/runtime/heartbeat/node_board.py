@@ -1,4 +1,4 @@
-"""A small file in shared memory in which the ranks of a node store their newest records.
+"""Share the newest records of a node's ranks in a small file in shared memory.
 
 It is accessed with pread and pwrite instead of mmap, so that a full /dev/shm causes an error and not a SIGBUS. Every
 rank holds a shared lock on the file while it runs, which distinguishes files in use from files of killed ranks.
@@ -17,27 +17,29 @@ from pathlib import Path
 
 from superpod.common import locks
 from superpod.runtime.heartbeat import heartbeat_pages as pages
-from superpod.runtime.heartbeat.heartbeat_pages import HEADER_BYTES, PAGE, RECORD_BYTES, Place
+from superpod.runtime.heartbeat.heartbeat_pages import HEADER_BYTES, PAGE, RECORD_BYTES, RankLocation
 
 PREFIX = "superpod-heartbeat"
 _DUE = struct.Struct("<d")
 
 
 def shared_memory_folders() -> list[Path]:
-    """Return the possible folders for the file, in order of preference."""
+    """Return the folders in which the file may be, in order of preference."""
     return [Path("/dev/shm"), Path(tempfile.gettempdir())]
 
 
 class NodeBoard:
-    """The records of the ranks of a node, and the Unix time at which the next write to the shared folder is due.
+    """The records of a node's ranks, and the Unix time at which the next write to the shared file system is due.
 
-    If the file cannot be created, the board stays empty, and each rank writes its own record.
+    If the file in shared memory cannot be created, the board stays empty, and each rank writes its own record.
+
+    `folder` is the attempt's `heartbeat` folder, `place` the location of this rank.
     """
 
-    def __init__(self, folder: Path, place: Place) -> None:
+    def __init__(self, folder: Path, place: RankLocation) -> None:
         self._place = place
         self._bytes = place.pages * PAGE
-        self._last = Place(local_rank=place.local_size - 1, local_size=place.local_size).record_at
+        self._last = RankLocation(local_rank=place.local_size - 1, local_size=place.local_size).record_at
         self._due = 0.0  # used if there is no file
         key = hashlib.sha256(f"{Path(folder).absolute()}|{place.node}".encode()).hexdigest()[:16]
         self._handle, self.path = -1, Path()
@@ -51,30 +53,30 @@ class NodeBoard:
 
     @property
     def due(self) -> float:
-        """The Unix time at which the next write is due; 0 before the first write."""
+        """Unix time at which the next write is due; 0 before the first write."""
         with contextlib.suppress(OSError, struct.error):
             if self._handle >= 0:
                 return float(_DUE.unpack(os.pread(self._handle, 8, 0))[0])
         return self._due
 
     def set_due(self, at: float) -> None:
-        """Set the time of the next write."""
+        """Set the Unix time at which the next write is due."""
         self._due = at
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 os.pwrite(self._handle, _DUE.pack(at), 0)
 
     def put(self, record: bytes) -> None:
-        """Store the record of this rank."""
+        """Store the encoded record of this rank."""
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 os.pwrite(self._handle, record, self._place.record_at)
 
     def compose(self, head: bytes, own: bytes) -> list[tuple[bytes, int]]:
-        """Return the blocks to write to `heartbeat/nodes`, as (data, offset); one block if all ranks stored a record.
+        """Return the blocks to write to `heartbeat/nodes` as (data, offset); one block if all ranks stored a record.
 
-        A rank without a record may write its own (if it has a different or a full /dev/shm), so its place is not
-        overwritten.
+        `head` is the encoded header, `own` this rank's record. A rank that stored none (it has a different or a full
+        /dev/shm) may write its record itself, so the blocks exclude it.
         """
         place, data = self._place, self._read() or bytes(self._bytes)
         parts: list[tuple[bytes, int]] = []
@@ -87,16 +89,16 @@ class NodeBoard:
         return [(part, place.at + at) for part, at in _join_adjacent(parts)]
 
     def all_ranks_in(self, phases: Container[str]) -> bool:
-        """Return whether all ranks of the node are in one of these phases."""
+        """Return whether all ranks of the node are in one of `phases`; True if the file cannot be read."""
         data = self._read()
         if data is None:
             return True
         size = self._place.local_size
-        offsets = (Place(local_rank=rank, local_size=size).record_at for rank in range(size))
+        offsets = (RankLocation(local_rank=rank, local_size=size).record_at for rank in range(size))
         return all(pages.phase_of(data[at : at + RECORD_BYTES]) in phases for at in offsets)
 
     def remove(self) -> None:
-        """Remove the file; ranks that have it open can still use it."""
+        """Remove the file. Ranks that have it open can still use it."""
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 self.path.unlink()
@@ -111,7 +113,7 @@ class NodeBoard:
 
 
 def _join_adjacent(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
-    """Join adjacent parts, given in order of their offsets."""
+    """Join adjacent (data, offset) parts, which must be sorted by offset."""
     joined: list[tuple[bytearray, int]] = []
     for part, at in parts:
         if joined and joined[-1][1] + len(joined[-1][0]) == at:
@@ -124,7 +126,7 @@ def _join_adjacent(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
 def _open_locked(path: Path, size: int) -> int:
     """Open or create a file of `size` bytes with a shared lock, which the kernel releases when this process exits.
 
-    Raises OSError: there is no space or no such folder, or the file belongs to another user.
+    Raises OSError if there is no space, the folder does not exist, or the file belongs to another user.
     """
     while True:
         # /dev/shm is shared by all users: do not follow a link that another user may have placed there.
@@ -143,7 +145,7 @@ def _open_locked(path: Path, size: int) -> int:
 
 
 def remove_stale_files(where: Path) -> None:
-    """Remove files that killed ranks of this user have left: no process holds a lock on them."""
+    """Remove the files of killed ranks of this user in the folder `where`: no process holds a lock on them."""
     for path in where.glob(f"{PREFIX}-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

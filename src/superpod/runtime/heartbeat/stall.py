@@ -1,4 +1,4 @@
-"""Detect a stall from the heartbeats, and find the rank that stopped first. Standard library only."""
+"""Detect a stalled attempt from its heartbeats, and find the rank that stopped first. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import Attempt
 
 OTHER_PHASE_FACTOR = 10
-"""How many times the timeout of a training step importing, building, saving and validating may take."""
+"""Timeout of importing, building, saving and validating, as a multiple of the timeout of a training step."""
 
 
 class StallDetector:
-    """Checks the heartbeats of an attempt, but no more often than its timeout requires.
+    """Checks the heartbeats of an attempt as rarely as its timeout permits.
 
-    After a step of any rank, a stall cannot be detected before the timeout has passed. Until then, but for at most half
-    the timeout, nothing is read.
-
-    Args:
-        attempt: the attempt.
-        train_s: the timeout between two training steps, seconds.
-        began: Unix time of the start of the ranks.
+    After a step of any rank, no stall can be detected until the timeout has passed. Until then, but for at most half
+    the timeout, nothing is read. `train_s` is the timeout of a training step in seconds, and `began` the Unix time at
+    which the ranks were started.
     """
 
     def __init__(self, attempt: Attempt, train_s: float, began: float) -> None:
@@ -34,22 +30,20 @@ class StallDetector:
         self._next = 0.0
 
     def check(self, now: float | None = None) -> str | None:
-        """Return the result of `silent_rank`; if no check is due, return None without reading anything."""
+        """Return a message about a stall; None if there is none, or if no check is due at Unix time `now`."""
         now = now or time.time()
         if now < self._next <= now + self._train_s:  # also check if the clock was set back
             return None
         heartbeats = self._attempt.heartbeats()
         description = silent_rank(heartbeats, nodes_of(self._attempt), self._train_s, now - self._began, now)
-        newest = min(
-            (_seconds_since(beat, _progress_time(beat), now) for beat in _with_time(heartbeats).values()), default=0.0
-        )
-        wait_s = self._train_s - newest if newest < self._train_s else self._train_s / CHECKS_PER_TIMEOUT
+        idle_s = min((_idle_s(beat, now) for beat in _with_time(heartbeats).values()), default=0.0)
+        wait_s = self._train_s - idle_s if idle_s < self._train_s else self._train_s / CHECKS_PER_TIMEOUT
         self._next = now + min(wait_s, self._train_s / 2)
         return description
 
 
 def nodes_of(attempt: Attempt) -> list[str]:
-    """Return the names of an attempt's nodes, in the order of their ranks; [] if unknown."""
+    """Return the names of an attempt's nodes, ordered by rank; [] if unknown."""
     nodes = attempt.result.get("nodes")
     return [str(node) for node in nodes] if isinstance(nodes, list) else []
 
@@ -62,28 +56,22 @@ def silent_rank(
     now: float,
     other_s: float | None = None,
 ) -> str | None:
-    """If an attempt has made no progress for too long, find the rank that stopped first.
+    """If an attempt has stalled, return a message with the rank that stopped first; None if it has not.
 
     Args:
         heartbeats: the newest heartbeat of each rank.
-        nodes: the names of the nodes, in the order of their ranks.
-        train_s: seconds that a training rank may take between two steps.
+        nodes: the names of the nodes, ordered by rank.
+        train_s: timeout of a training step, seconds.
         ran_s: seconds since the ranks were started.
         now: Unix time.
-        other_s: seconds that importing, building, saving and validating may take; None = OTHER_PHASE_FACTOR * train_s.
-
-    Returns:
-        A message, or None if there is no stall.
+        other_s: timeout of importing, building, saving and validating; None = OTHER_PHASE_FACTOR * train_s.
     """
     other_s = other_s or OTHER_PHASE_FACTOR * train_s
     timed_heartbeats = _with_time(heartbeats)
     if not timed_heartbeats:
         return f"no rank has started after {other_s:.0f} s" if ran_s > other_s else None
     live_ranks = {rank: beat for rank, beat in timed_heartbeats.items() if beat.get("phase") not in ENDED_PHASES}
-    if (
-        not live_ranks
-        or min(_seconds_since(beat, _progress_time(beat), now) for beat in timed_heartbeats.values()) < train_s
-    ):
+    if not live_ranks or min(_idle_s(beat, now) for beat in timed_heartbeats.values()) < train_s:
         return None  # a rank is making progress, so none is stuck
     missing_ranks = _ranks_not_started(nodes, timed_heartbeats) if ran_s > other_s else ""
     if missing_ranks:
@@ -92,7 +80,7 @@ def silent_rank(
     late_ranks = []
     for rank, beat in live_ranks.items():
         limit_s = train_s if _has_step_timeout(beat, rank in frozen) else other_s
-        if _seconds_since(beat, _progress_time(beat), now) > limit_s:
+        if _idle_s(beat, now) > limit_s:
             late_ranks.append(rank)
     if not late_ranks or (len(late_ranks) < len(live_ranks) and not frozen):
         return None
@@ -101,19 +89,20 @@ def silent_rank(
     # The rank with the fewest steps stopped first, and the others are waiting for it.
     rank = min(live_ranks, key=lambda r: (int(live_ranks[r].get("step", 0)), _progress_time(live_ranks[r])))
     beat = live_ranks[rank]
-    ago_text = f"{_seconds_since(beat, _progress_time(beat), now):.0f} s ago, before the others"
+    ago = f"{_idle_s(beat, now):.0f} s ago, before the others"
     phase = beat.get("phase", "?")
-    return f"rank {rank}{_on_host(beat)} is stuck in {phase} since step {beat.get('step', '?')}, {ago_text}"
+    return f"rank {rank}{_on_host(beat)} is stuck in {phase} since step {beat.get('step', '?')}, {ago}"
 
 
 def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
+    """Return the heartbeats that have a time."""
     return {rank: beat for rank, beat in heartbeats.items() if is_number(beat.get("t"))}
 
 
 def _has_step_timeout(beat: JsonObject, is_frozen: bool) -> bool:
-    """Return whether the timeout of a training step applies to a rank.
+    """Return whether the timeout of a training step applies to a rank; `is_frozen` = it sends no heartbeats.
 
-    During a long save or validation, a live process still sends heartbeats. During startup it may not, since building
+    During a long save or validation, a live process sends heartbeats. During startup it may send none, since building
     or loading a library can block Python.
     """
     phase = beat.get("phase")
@@ -124,15 +113,15 @@ def _describe_frozen(frozen_beats: Mapping[int, JsonObject], train_s: float, now
     rank = min(frozen_beats, key=lambda r: frozen_beats[r]["t"])
     beat = frozen_beats[rank]
     ranks = sorted(r for r, b in frozen_beats.items() if b.get("node", r) == beat.get("node", rank))
-    what = f"no longer answers since step {beat.get('step', '?')} ({beat.get('phase', '?')})"
+    state = f"no longer answers since step {beat.get('step', '?')} ({beat.get('phase', '?')})"
     ago = f"{now - beat['t']:.0f} s ago, before the others"
     if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # no rank is left to write the node's page
-        return f"node {beat.get('host') or beat.get('node')} (ranks {spans(ranks)}) {what}, {ago}"
-    return f"rank {rank}{_on_host(beat)} {what}, {ago}"
+        return f"node {beat.get('host') or beat.get('node')} (ranks {spans(ranks)}) {state}, {ago}"
+    return f"rank {rank}{_on_host(beat)} {state}, {ago}"
 
 
 def _ranks_not_started(nodes: Sequence[str], heartbeats: Mapping[int, JsonObject]) -> str:
-    """Return the ranks without a heartbeat and a verb, such as 'rank 5 on node3 has' or 'ranks 8-15 on node2 have'."""
+    """Return 'rank 5 on node3 has' or 'ranks 8-15 on node2 have' for the ranks without a heartbeat; '' if none."""
     size = max(int(beat.get("size", 0)) for beat in heartbeats.values())
     local_size = max(int(beat.get("local_size", 1)) for beat in heartbeats.values())
     ranks = sorted(set(range(size)) - set(heartbeats))
@@ -152,23 +141,23 @@ def _on_host(beat: JsonObject) -> str:
 
 
 def _progress_time(beat: JsonObject) -> float:
-    """Return the Unix time of the rank's last progress; later heartbeats only show that its process is alive."""
+    """Return the Unix time of a rank's last progress. Later heartbeats only show that its process is alive."""
     moved_time = beat.get("moved")
     if is_number(moved_time) and moved_time:
         return float(moved_time)
     return float(beat["t"])
 
 
-def _seconds_since(beat: JsonObject, default: float, now: float) -> float:
-    """Return the seconds since a time on the rank's node, whose clock may be ahead of the clock here."""
-    return max(now, float(beat.get("seen", now))) - default
+def _idle_s(beat: JsonObject, now: float) -> float:
+    """Return the seconds since a rank's last progress. The clock of its node may be ahead of the clock here."""
+    return max(now, float(beat.get("seen", now))) - _progress_time(beat)
 
 
 def _is_frozen(beat: JsonObject, train_s: float, now: float) -> bool:
-    """Return whether the heartbeat thread is silent too, so the process or its node is dead or stopped.
+    """Return whether a rank's heartbeat thread is silent too: its process or its node is dead or stopped.
 
-    The data of a node may be as old as its write interval, so the silence must be visible within the data, or the data
-    itself must be too old.
+    The page of a node may be as old as its write interval. Therefore the silence must be visible within the page, or
+    the page itself must be too old.
     """
     seen_time = float(beat.get("seen", now))
     return now - beat["t"] > train_s and (seen_time - beat["t"] > train_s / 2 or now - seen_time > train_s)

@@ -1,4 +1,4 @@
-"""Find the processes of an attempt on this machine and send signals to them. Linux only; standard library only."""
+"""Find the processes of an attempt on this machine and send signals to them. Standard library only, Linux only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from superpod.errors import UserError
 
 MARK = "SUPERPOD_ATTEMPT_DIR"
-"""Environment variable that all processes of an attempt inherit, with the folder of the attempt."""
+"""Environment variable with the folder of the attempt, which all processes of the attempt inherit."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Process:
 
     @functools.cached_property
     def environ(self) -> Mapping[str, str]:
-        """The initial environment; {} if the process belongs to another user or has exited."""
+        """The environment at the start of the process; {} if it belongs to another user or has exited."""
         try:
             text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="surrogateescape")
         except OSError:
@@ -36,9 +36,10 @@ class Process:
 
 
 def find(path: Path) -> dict[int, Process]:
-    """Find the processes of an attempt, or of all attempts of a run, by pid; this process is excluded.
+    """Return the processes of an attempt, or of all attempts of a run, by pid, excluding this process.
 
-    These are torchrun, the ranks, and their data workers and checkpoint writers, which survive a killed rank.
+    `path` is the folder of the attempt or run. The processes are torchrun, the ranks, and their data workers and
+    checkpoint writers, which survive a killed rank.
     """
     processes = {}
     for process in _list_processes():
@@ -49,7 +50,7 @@ def find(path: Path) -> dict[int, Process]:
 
 
 def descendants(ancestor: int) -> dict[int, Process]:
-    """Find all descendants of a process, by pid."""
+    """Return all descendants of the process with pid `ancestor`, by pid."""
     processes = {process.pid: process for process in _list_processes()}
     found: dict[int, Process] = {}
     parents = {ancestor}
@@ -60,7 +61,7 @@ def descendants(ancestor: int) -> dict[int, Process]:
 
 
 def _list_processes() -> list[Process]:
-    """Return all processes of this machine, without zombies."""
+    """Return all processes of this machine except zombies."""
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -71,35 +72,31 @@ def _list_processes() -> list[Process]:
 
 
 def ranks_of(processes: Mapping[int, Process]) -> list[int]:
-    """Return the pids of the ranks; a data worker or checkpoint writer is a child of a rank."""
+    """Return the pids of the ranks among `processes`, excluding their children: data workers and checkpoint writers."""
     in_ranks = {pid for pid, process in processes.items() if "RANK" in process.environ}
     return [pid for pid in in_ranks if processes[pid].parent not in in_ranks]
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes, ignoring those that have exited."""
+    """Send the signal `number` to processes, ignoring those that have exited."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def kill_group(leader: int) -> None:
-    """Kill the process group (or session) of a leader, which may have exited already."""
+    """Kill the process group (or session) whose leader has the pid `leader`; the leader may have exited."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def refuse_running(run: Path) -> None:
-    """Refuse to start an attempt while a process of an earlier one is running, even before any rank holds the lock.
-
-    Raises:
-        UserError: with the pids and the command that terminates them.
-    """
+    """Raise UserError if a process of an earlier attempt of a run is still running, even if no rank holds the lock."""
     pids = sorted(find(run))
     if pids:
         raise UserError(
             f"processes of {run} are still running: {_format_pids(pids)}",
-            f"wait until they exit, or terminate them: {_kill_command(pids)}",
+            f"wait until they exit, or terminate them with `{_kill_command(pids)}`",
         )
 
 
@@ -109,7 +106,7 @@ def ranks_without_launcher(run: Path, attempt: str) -> UserError:
     location = _format_pids(pids) if pids else "on another host"
     hint = "wait until they exit, or terminate them there"
     if pids:
-        hint = f"they save and exit within a minute; to terminate them now, without saving: {_kill_command(pids)}"
+        hint = f"they save and exit within a minute; terminate them without saving with `{_kill_command(pids)}`"
     return UserError(
         f"ranks of attempt {attempt} of {run} are still running, {location}, but their launcher has exited", hint
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def fork(call: Callable[[], object]) -> int:
-    """Run `call` in a forked process; return its process ID.
+    """Run `call` in a forked process and return its pid.
 
     The process exits with 0, or with 1 after printing the traceback if `call` raises. It runs no exit handlers of this
     process and does not return to its stack.
@@ -32,7 +32,7 @@ def fork(call: Callable[[], object]) -> int:
 
 
 def redirect_output(log: str | os.PathLike[str]) -> None:
-    """Write stdout and stderr of this process to a new file, and read nothing from stdin."""
+    """Redirect stdout and stderr of this process to the file `log`, which is truncated, and stdin from /dev/null."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -21,9 +21,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
-    """Wait until torchrun and all ranks have exited; forward stop signals to the ranks.
+    """Wait until all descendants of this process (torchrun, ranks) have exited; forward stop signals to the ranks.
 
-    `tick` is called five times per second, with a message when the ranks are stopped.
+    `tick` is called five times per second without an argument, and with a message when the ranks are told to stop.
     """
     stopping_since = 0.0
     while True:
@@ -43,9 +43,10 @@ def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
 
 
 class StopSignal:
-    """Counts stop signals while it is installed. It replaces NeMo-Run's handlers, which raise exceptions.
+    """Counts the stop signals that arrive in `handle_signals`: `received` is their number.
 
-    A closed terminal (SIGHUP) counts too, unless SIGHUP is ignored (nohup).
+    It replaces NeMo-Run's handlers, which raise exceptions. A closed terminal (SIGHUP) counts, unless SIGHUP is ignored
+    (nohup).
     """
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ forever. If Slurm tracks processes with cgroups, it kills them with the step. If
 (proctrack/linuxproc), they keep running, and Slurm waits a minute before the next job starts. They hold memory, some
 hold the lock of the ranks, and one that is still writing could write into the checkpoint that the next attempt saves
 under the same name. Most exit with their rank (common/parent_death.py). After its ranks have failed, an attempt kills
-the others on each of its nodes; it finds them by MARK in their environment. If that attempt was killed too, the next
-one does so before it starts its ranks.
+the others on each of its nodes, which it finds by MARK in their environment. If that attempt was killed too, the next
+attempt does so before it starts its ranks.
 
 As a job step, `python3 stray_processes.py PATH` kills the processes of the attempt PATH, or of all attempts of the run
 PATH, and prints how many have exited and the pids of those that remain.
@@ -34,27 +34,27 @@ from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 
 EXIT_S = 10.0
-"""Seconds that a killed process may take to exit: a process that waits for a disk exits only once the disk responds."""
+"""Seconds that a killed process may take to exit. A process that waits for a disk exits only once the disk responds."""
 
 STEP_S = 30.0
-"""Seconds that the nodes may take to respond; a node that hangs never does."""
+"""Seconds that the nodes may take to respond. A node that hangs never responds."""
 
 LOCK_S = 60.0
-"""Seconds to wait for an earlier attempt that is about to end."""
+"""Maximum seconds to wait for the end of an earlier attempt."""
 
 POLL_S = 1.0
 
 LIVE_STATES = ("", *job_end.LIVE_STATES)
-"""States of a job whose processes may still run; '' = unknown."""
+"""Slurm states of a job whose processes may still run; '' = unknown."""
 
 ENDED = "leftovers_ended"
 """Key of result.json: true if all processes of an attempt have exited, on every node of its job."""
 
 
 class StrayProcesses:
-    """Kills the stray processes of a run on the nodes of this job; `steps` counts the job steps that it has started.
+    """Kills the stray processes of a run on the nodes of this job. Create it before the job opens its attempt.
 
-    Create it before the job opens its attempt.
+    `steps` is the number of job steps that it has started.
     """
 
     def __init__(self, run: RunFolder, nodes: list[str], job: str, log: Callable[[str], None]) -> None:
@@ -64,10 +64,9 @@ class StrayProcesses:
 
     @contextlib.contextmanager
     def take_over_run(self) -> Iterator[None]:
-        """Hold the lock of the run. Waits up to LOCK_S for an earlier attempt to end, whose ranks may still save.
+        """Hold the lock of the run, after waiting up to LOCK_S seconds for an earlier attempt, whose ranks may save.
 
-        Raises:
-            UserError: the earlier attempt has not ended.
+        Raises UserError if the launcher of the earlier attempt has not exited.
         """
         with contextlib.ExitStack() as stack:
             while True:
@@ -83,7 +82,7 @@ class StrayProcesses:
             yield
 
     def kill_earlier(self) -> None:
-        """Kill stray processes of earlier attempts on these nodes, unless each has recorded that none remain."""
+        """Kill stray processes of earlier attempts on this job's nodes, unless all recorded that none remain."""
         if self._ranks_live() or not all(attempt.result.get(ENDED) for attempt in self._earlier):
             self.kill(self._run.path)
             while self._ranks_live() and time.monotonic() < self._until:  # on a node outside this job
@@ -94,45 +93,46 @@ class StrayProcesses:
         return locks.is_held(self._run.path / locks.RANKS)
 
     def _job_has_ended(self) -> bool:
-        """Return whether the job of the previous attempt has ended; if it is this job, it has been requeued."""
+        """Return whether the job of the previous attempt has ended. True if that is this job, after a requeue."""
         job = str(self._earlier[-1].result.get("job", "")) if self._earlier else ""
         if not job:
             return False
         return job == self._job or job_end.current_state(job, self._run.output(job)) not in LIVE_STATES
 
     def kill(self, path: Path) -> bool:
-        """Kill the processes of an attempt, or of all attempts of a run, on every node; return whether none remain."""
+        """Kill the processes of the attempt or run with the folder `path` on all nodes; return whether none remain."""
         nodes = self._nodes or ["this node"]
         answers = self._kill_on_nodes(len(nodes), path) if len(nodes) > 1 else {0: kill_here(path)}
         for node, (ended, *left) in sorted(answers.items()):
             if ended:
                 plural = "es" if ended > 1 else ""
-                self._log(f"{nodes[node]}: killed {ended} stray process{plural} left by killed ranks")
+                self._log(f"{nodes[node]}: killed {ended} stray process{plural} of killed ranks")
             if left:
                 pids = ", ".join(map(str, left))
                 self._log(
-                    f"{nodes[node]}: pid {pids} left by killed ranks could not be killed, "
-                    "and may still write checkpoints"
+                    f"{nodes[node]}: stray processes of killed ranks could not be killed and may still write "
+                    f"checkpoints: pid {pids}"
                 )
         return len(answers) == len(nodes) and all(len(answer) == 1 for answer in answers.values())
 
     def _kill_on_nodes(self, nodes: int, path: Path) -> dict[int, list[int]]:
-        """Run `kill_here` on all nodes; return the results of those that respond, by their index in the job."""
+        """Run `kill_here` on all nodes; return the results of the nodes that respond, by their index in the job."""
         command = [sys.executable, job_code.path_for_nodes("runtime/processes/stray_processes.py"), str(path)]
         try:
             lines, code = job_step.run_on_every_node(nodes, command, STEP_S)
         except OSError:
             return {}
-        answers = {node: json.loads(line) for node, line in lines.items() if re.fullmatch(r"\[.*\]", line)}
+        last_lines = {node: printed[-1] for node, printed in lines.items()}
+        answers = {node: json.loads(line) for node, line in last_lines.items() if re.fullmatch(r"\[.*\]", line)}
         if answers or code in (0, None):  # an srun that fails immediately has not created a step
             self.steps += 1
         return answers
 
 
 def kill_here(path: Path) -> list[int]:
-    """Kill the processes of an attempt or run on this machine.
+    """Kill the processes of the attempt or run with the folder `path` on this machine.
 
-    Return the number of processes that have exited, followed by the pids of those that have not.
+    Returns the number of processes that have exited, followed by the pids of those that have not.
     """
     deadline = time.monotonic() + EXIT_S
     killed: set[int] = set()

@@ -1,4 +1,4 @@
-"""A watchdog process that terminates the descendants of a command if the command itself is killed.
+"""Run a watchdog process that terminates the descendants of a command if the command itself is killed.
 
 After a SIGKILL, no handler of the command runs, and its descendants (torchrun, ranks, their data workers and checkpoint
 writers, a conversion) would keep running for hours. The watchdog runs in a separate session, so that neither Ctrl-C,
@@ -26,7 +26,7 @@ if __name__ == "__main__":  # -I excludes the path of the package
 from superpod.runtime.processes.attempt_processes import MARK, find, kill_group, ranks_of, send
 
 POLL_S = 0.5
-"""Seconds between two checks of the command."""
+"""Seconds between two checks whether the command is running."""
 
 SAVE_S = 30
 """Seconds that the ranks of a killed launcher may take to save and exit before they are killed."""
@@ -53,7 +53,7 @@ class Watchdog:
         pids.add(self._process.pid)
 
     def add_group(self, leader: int) -> None:
-        """Also terminate the process group (or session) with this leader."""
+        """Also terminate the process group (or session) whose leader has the pid `leader`."""
         pipe = self._process.stdin
         with contextlib.suppress(OSError, ValueError):
             if pipe:
@@ -61,7 +61,7 @@ class Watchdog:
                 pipe.flush()
 
     def close(self) -> None:
-        """Stop the watchdog, after everything that it watches has exited."""
+        """Stop the watchdog. Call it after all processes that it watches have exited."""
         self._process.kill()
         self._process.wait()
         pids.discard(self._process.pid)
@@ -72,7 +72,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def run_watchdog(attempt: Path | None = None) -> Iterator[Watchdog]:
-    """Run a `Watchdog` during the block."""
+    """Run a watchdog within the block; `attempt` is the folder of the attempt whose processes it terminates."""
     watchdog = Watchdog(attempt)
     try:
         yield watchdog
@@ -81,10 +81,9 @@ def run_watchdog(attempt: Path | None = None) -> Iterator[Watchdog]:
 
 
 def run_logged(command: list[str], log: Path) -> int:
-    """Run a command, append its output to `log`, and return its exit code.
+    """Run a command in a separate session, append its output to `log`, and return its exit code.
 
-    Its descendants are killed when it exits, or when this process exits. It runs in a separate session, so that signals
-    from the terminal do not reach it.
+    Its descendants are killed when it exits, or when this process exits. Signals from the terminal do not reach it.
     """
     with log.open("ab") as sink, run_watchdog() as watchdog:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
@@ -104,16 +103,16 @@ def main(command: int, attempt: Path | None) -> None:
     # The watchdog must outlive the command, whatever ends the command's process group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for leader in _read_leaders_until_exit(command):
+    for leader in _wait_for_exit(command):
         kill_group(leader)
     if attempt and attempt.is_dir():
-        time_s = time.time()
-        _end_attempt(attempt)
-        _record(attempt, command, time_s)
+        killed_at = time.time()
+        _terminate_attempt(attempt)
+        _record_end(attempt, command, killed_at)
 
 
-def _read_leaders_until_exit(command: int) -> list[int]:
-    """Read group leaders from stdin until the parent of this process has exited, and return them."""
+def _wait_for_exit(command: int) -> list[int]:
+    """Wait until the parent, with pid `command`, has exited; return the group leaders that it wrote to stdin."""
     leaders: list[int] = []
     pipe, text = sys.stdin.fileno(), b""
     is_open = True
@@ -130,7 +129,7 @@ def _read_leaders_until_exit(command: int) -> list[int]:
             time.sleep(POLL_S)
 
 
-def _end_attempt(attempt: Path) -> None:
+def _terminate_attempt(attempt: Path) -> None:
     """Give the ranks SAVE_S seconds to save and exit, as after Ctrl-C; then kill all remaining processes."""
     ranks = ranks_of(find(attempt))
     send(ranks, signal.SIGTERM)
@@ -145,8 +144,8 @@ def _end_attempt(attempt: Path) -> None:
         time.sleep(POLL_S)
 
 
-def _record(attempt: Path, command: int, time_s: float) -> None:
-    """Record how the attempt ended, unless that is already recorded."""
+def _record_end(attempt: Path, command: int, killed_at: float) -> None:
+    """Record in result.json that the launcher, with pid `command`, was killed at the Unix time `killed_at`."""
     # Imported here, since a watchdog needs this only at the end.
     from superpod.common.json_files import write_json
     from superpod.runtime.runs import pending_facts
@@ -154,7 +153,7 @@ def _record(attempt: Path, command: int, time_s: float) -> None:
     from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 
     this, run = Attempt(attempt), RunFolder(attempt.parents[1])
-    time_text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+    time_text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(killed_at))
     killed = f"its launcher, pid {command} on host {socket.gethostname()}, was killed at {time_text}"
     if "ended" in this.result:  # killed during the export
         with as_user_errors(attempt):

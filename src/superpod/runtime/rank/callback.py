@@ -1,4 +1,4 @@
-"""The Lightning callback of a run: metrics, heartbeats, signals, and the done marker."""
+"""Provide the Lightning callback of a run, which writes metrics, heartbeats and the done marker and handles signals."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ GIB = 2**30
 
 
 class RunError(RuntimeError):
-    """The training must not continue: the loss is not finite, or the run folder cannot be written."""
+    """The training must not continue, for example since the loss is not finite or the run folder cannot be written."""
 
 
 class RunCallback(Callback):
-    """Writes the files of a run (docs/runs.md) from inside the job. May raise RunError.
+    """Writes the files of a run (docs/runs.md) from inside the job. Its hooks may raise RunError.
 
     Rank 0 writes `metrics.jsonl`: NeMo's strategy sends it the loss of the last pipeline stage, and averages the
     validation loss over the stages. Every rank stores its step and phase (start, train, validate, save, saved, stopped,
-    done, ended, failed) in shared memory on its node; one of them writes these to `heartbeat/nodes`.
+    done, ended, failed) in shared memory on its node, and one rank per node writes these to `heartbeat/nodes`.
 
     Args:
-        run_dir: the run folder; empty = SUPERPOD_RUN_DIR.
-        attempt: the name of the attempt, such as "003"; empty = SUPERPOD_ATTEMPT, so that a requeued job can use the
-            same recipe file for a new attempt.
-        heartbeat_s: seconds between two writes of heartbeats; None = based on the stall timeout.
-        monitored: whether to start the rank monitor for the FaultToleranceCallback of nvidia-resiliency-ext.
+        run_dir: the run folder; "" = the value of SUPERPOD_RUN_DIR.
+        attempt: the name of the attempt, such as "003"; "" = the value of SUPERPOD_ATTEMPT, so that a requeued job can
+            use the same recipe file for a new attempt.
+        heartbeat_s: seconds between two writes of heartbeats; None = from the stall timeout.
+        monitored: whether to start the rank monitor that the FaultToleranceCallback of nvidia-resiliency-ext needs.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class RunCallback(Callback):
         self._save_began = 0.0
         self._step_began = 0.0
         self._stopped_by = 0
+        """number of the signal because of which the training stops; 0 = none"""
         self._checkpoints: SavedCheckpoints | None = None
-        """on the first rank of a node, from the start of the training"""
+        """None on ranks other than the first of a node, and before training starts"""
         self._held: int | None = None
         """the shared lock on RUN/.ranks, held until this process exits"""
         capture_output(self._attempt_dir)
@@ -86,17 +87,17 @@ class RunCallback(Callback):
     # -- hooks, in the order of their calls --------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: object, stage: str) -> None:
-        """Create the heartbeat folder, take the lock of the ranks, and send the first heartbeat."""
+        """Create the heartbeat folder, acquire the lock of the ranks, and send the first heartbeat."""
         self._signals.remember()
         optimizer_resume.prepare(trainer.strategy)
         (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0 and self._held is None:
-            # Prevents another attempt while ranks of a killed launcher are running.
+            # The lock prevents another attempt while ranks of a killed launcher are running.
             self._held = acquire_shared(self._run / RANKS)
         self._heartbeat(trainer, "start")
 
     def on_train_start(self, trainer: Trainer, pl_module: torch.nn.Module) -> None:
-        """Install the signal handlers, since a checkpoint can be saved from now on."""
+        """Install the signal handlers, since checkpoints can be saved from now on, and check the first step."""
         post_norms.set_epsilon(getattr(trainer.strategy, "megatron_parallel", pl_module))  # of all virtual stages
         self._signals.install()
         self._require_resumed(trainer)
@@ -107,15 +108,14 @@ class RunCallback(Callback):
             self._checkpoints = SavedCheckpoints(self._run, trainer.global_rank, size, nodes)
             self._checkpoints.watch(trainer)
 
-        # The last line of an earlier attempt, to continue counting tokens.
         if trainer.is_global_zero:
-            lines = [
-                line for line in tail_lines(self._run / "metrics.jsonl") if line.get("step") == trainer.global_step
-            ]
-            self._line = lines[-1] if lines else {}
+            # Start from an earlier attempt's line of this step, to continue its count of tokens.
+            for line in tail_lines(self._run / "metrics.jsonl"):
+                if line.get("step") == trainer.global_step:
+                    self._line = line
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: object, batch: object, batch_idx: int) -> None:
-        """Record the start of the step."""
+        """Send a heartbeat at the start of a step, and pass complete checkpoints to the thread that records them."""
         self._end_save(trainer)
         if self._checkpoints:
             self._checkpoints.collect(trainer)
@@ -125,23 +125,23 @@ class RunCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: object, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Write the metrics of the step; save and stop if any rank has received a signal."""
+        """Write the metrics of the step. If a rank has received a signal, save and stop."""
         metrics = trainer.callback_metrics  # read on every rank, since computing a metric may be a collective
         if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
             self._write_step(trainer, metrics)
         if self._deadline.is_near(time.monotonic() - self._step_began):
-            self._signals.note(signal.SIGUSR1)
+            self._signals.record(signal.SIGUSR1)
         number = self._signals.received_by_any_rank()
         if number and not self._stopped_by:
             self._stop(trainer, number)
 
     def on_validation_start(self, trainer: Trainer, pl_module: object) -> None:
-        """Record the phase in the heartbeat."""
+        """Send a heartbeat with the phase `validate`."""
         self._end_save(trainer)
         self._heartbeat(trainer, "validate")
 
     def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
-        """Write another line for this step, with its validation loss (nats per token)."""
+        """Add a line with the validation loss (nats per token) of this step to metrics.jsonl."""
         value = _metric_value(trainer.callback_metrics.get("val_loss"))
         if trainer.sanity_checking or not trainer.is_global_zero or value is None:
             return
@@ -150,19 +150,19 @@ class RunCallback(Callback):
         self._append({"attempt": self.attempt, **line, "t": time.time(), "val_loss": value})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
-        """Record the phase, since saving has a longer stall timeout. Raises RunError if a newer attempt has started."""
-        newest_attempt = max(
-            (p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt
-        )
-        if int(newest_attempt) > int(self.attempt or 0):
-            raise RunError(
-                f"attempt {newest_attempt} has taken over this run; attempt {self.attempt} ends without saving"
-            )
+        """Send a heartbeat with the phase `save`, whose stall timeout is longer.
+
+        Raises RunError if a newer attempt of the run has started.
+        """
+        names = [path.name for path in (self._run / "attempts").glob("*") if path.name.isdecimal()]
+        newest = max(names, key=int, default=self.attempt)
+        if int(newest) > int(self.attempt or 0):
+            raise RunError(f"attempt {newest} has taken over this run; attempt {self.attempt} ends without saving")
         self._save_began = time.monotonic()
         self._heartbeat(trainer, "save")
 
     def on_fit_end(self, trainer: Trainer, pl_module: object) -> None:
-        """Write the done marker if the last step is done; at this point, the last checkpoint has been saved."""
+        """Write the done marker if the last step is trained. At this point, the last checkpoint is saved."""
         self._signals.restore()  # not earlier, since a signal must not interrupt the last save
         stop_message = early_stop(trainer)
         is_finished = not self._stopped_by and (bool(stop_message) or trainer.global_step >= max(trainer.max_steps, 0))
@@ -182,26 +182,24 @@ class RunCallback(Callback):
             self._checkpoints.end(trainer, wait_s=wait_s(self._stopped_by, self._time_limit(), time.time()))
 
     def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
-        """Record the exception in the heartbeat."""
+        """Send a heartbeat with the phase `failed` and the exception."""
         self._signals.restore()
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
         if self._beat:
             self._beat.end()
 
     def _time_limit(self) -> float:
-        """Return the Unix time at which the job ends, as last read from Slurm by the first node; 0 = no limit."""
+        """Return the Unix time at which the job ends, as the first node last read it from Slurm; 0 = no limit."""
         end_time = time_limit.read(self._attempt_dir)
-        if end_time is None:
-            return float(os.environ.get("SUPERPOD_DEADLINE") or 0)
-        return end_time
+        return float(os.environ.get("SUPERPOD_DEADLINE") or 0) if end_time is None else end_time
 
     def _require_resumed(self, trainer: Trainer) -> None:
-        """Raise RunError if training starts before the step of the checkpoint from which it should resume."""
+        """Raise RunError if training starts at an earlier step than the checkpoint selected for this attempt."""
         step = Attempt(self._attempt_dir).resume.get("step") if trainer.is_global_zero else None
         if isinstance(step, int) and trainer.global_step < step:
             raise RunError(
-                f"training starts at step {trainer.global_step}, but this attempt resumes from {step}: NeMo did not "
-                f"load {self._attempt_dir / 'resume'}; check resume and log.ckpt in the recipe"
+                f"training starts at step {trainer.global_step}, but this attempt resumes from step {step}: NeMo did "
+                f"not load {self._attempt_dir / 'resume'}; check `resume` and `log.ckpt` in the recipe"
             )
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -227,7 +225,7 @@ class RunCallback(Callback):
                 **memory_gib(),
             }
         )
-        # Only now, so that metrics.jsonl contains the step with the bad loss.
+        # After the write, so that metrics.jsonl contains the step with the non-finite loss.
         if loss is not None and not math.isfinite(loss):
             raise RunError(
                 f"the loss is {loss} at step {trainer.global_step}, so the training stops. Resume from the last "
@@ -246,6 +244,7 @@ class RunCallback(Callback):
             ) from error
 
     def _stop(self, trainer: Trainer, number: int) -> None:
+        """Save a checkpoint and stop the training after this step because of the signal `number`."""
         self._stopped_by = number
         print(
             f"received {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True
@@ -257,11 +256,11 @@ class RunCallback(Callback):
         trainer.should_stop = True
 
     def _end_save(self, trainer: Trainer) -> None:
-        """After a save, record its duration, so that this attempt and later ones reserve time before the limit."""
+        """Record the duration of a finished save, so that this and later attempts reserve as much before the limit."""
         if self._save_began:
             seconds = time.monotonic() - self._save_began
             self._save_began = 0.0
-            self._deadline.save_took(seconds)
+            self._deadline.record_save(seconds)
             self._heartbeat(trainer, "saved", save_s=round(seconds, 3))
 
     def _heartbeat(self, trainer: Trainer, phase: str, save_s: float = 0.0, **facts: object) -> None:
@@ -272,7 +271,7 @@ class RunCallback(Callback):
 
 
 def early_stop(trainer: Trainer) -> str:
-    """Return why Lightning's EarlyStopping ended the training before its last step; '' if it did not."""
+    """Return the reason why Lightning's EarlyStopping ended the training; '' if it did not."""
     for callback in trainer.early_stopping_callbacks:
         if callback.wait_count >= callback.patience:
             best, delta = float(callback.best_score), abs(callback.min_delta)
@@ -285,7 +284,7 @@ def early_stop(trainer: Trainer) -> str:
 
 
 def _correct_batch_count(trainer: Trainer) -> None:
-    """Correct Lightning's batch count on resume: it is saved before it is incremented, which delays validation."""
+    """Correct Lightning's batch counters after a resume: they were saved before their increment, one step too low."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     steps_behind = trainer.global_step - progress.current.completed
     if trainer.fit_loop.epoch_loop.restarting and steps_behind == 1:
@@ -295,7 +294,7 @@ def _correct_batch_count(trainer: Trainer) -> None:
 
 
 def memory_gib() -> dict[str, float]:
-    """Return the peak memory of this rank in GiB, from the CUDA allocator or, without a GPU, the resident set size."""
+    """Return the peak memory of this rank in GiB, from the CUDA allocator or, without a GPU, as resident set size."""
     import torch
 
     if torch.version.cuda and torch.cuda.device_count():
@@ -306,7 +305,7 @@ def memory_gib() -> dict[str, float]:
 
 
 def _tokens_per_step(trainer: Trainer) -> int | None:
-    """Return the tokens per step over all ranks, including padding, from NeMo's data sampler; None if there is none."""
+    """Return the tokens per step of all ranks, including padding, from NeMo's data sampler; None if there is none."""
     data = getattr(trainer, "datamodule", None)  # Lightning sets it in fit()
     sampler = getattr(data, "data_sampler", None)
     if sampler is None:
@@ -316,5 +315,5 @@ def _tokens_per_step(trainer: Trainer) -> int | None:
 
 
 def _metric_value(value: Any) -> float | None:
-    """Convert a metric (tensor or number) to a float."""
+    """Convert a metric (tensor or number) to a float; None stays None."""
     return None if value is None else float(value)

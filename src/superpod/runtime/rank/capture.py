@@ -1,4 +1,4 @@
-"""Redirect the output of a rank: to one file per node, which srun writes, or without srun to one file per rank."""
+"""Redirect the output of a rank to the log of its node, which srun writes, or without srun to a log of its own."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from typing import Any
 _CAPTURED = "SUPERPOD_CAPTURED"
 
 BY_NODE = "SUPERPOD_LOGS_BY_NODE"
-"""Environment variable that is set if srun writes the output of all ranks of a node to one file, with labels."""
+"""Environment variable that is set if srun writes the output of a node's ranks to one file, with labels."""
 
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Environment variables (new and old name) with the path of flight-recorder dumps, to which PyTorch appends the
-rank.
-"""
+"""Environment variables (new and old name) with the prefix of flight-recorder dumps; PyTorch appends the rank."""
 
 ASK = signal.SIGUSR2
 """The signal that makes a rank write the Python stacks of its threads to its log: see `stacks.py`."""
 
 
 def register() -> None:
-    """Install a C signal handler for ASK, which needs no lock and writes the stacks of this process to stderr."""
+    """Install a signal handler for ASK that writes the stacks of this process to stderr, in C and without locks."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
         faulthandler.register(ASK, file=2, all_threads=True, chain=False)
 
 
 def log_path(attempt_dir: Path) -> Path:
-    """Return `attempts/NNN/logs/{node}.{rank}.log` for this process, based on the variables of torchrun or Slurm."""
+    """Return the log of this rank, `attempts/NNN/logs/{node}.{rank}.log`, from the variables of torchrun or Slurm."""
     return attempt_dir / "logs" / f"{_node()}.{os.environ.get('RANK', '0')}.log"
 
 
 def _node() -> str:
+    """Return the index of this node in the job, from the variables of torchrun or Slurm; "0" without them."""
     return os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or "0"
 
 
 def capture_output(attempt_dir: str | Path) -> Path | None:
     """Redirect stdout and stderr of this rank and its children to its log file; return the file.
 
-    Return None if srun writes the output, or if there is nothing to do: outside a rank (no RANK in the environment), if
-    the output is already captured, or if the attempt folder does not exist. Raises OSError if the log cannot be opened.
+    None if srun writes the output, or if nothing is redirected: outside a rank (no RANK in the environment), if the
+    output is already captured, or if the attempt folder does not exist. Raises OSError if the log cannot be opened.
     """
     attempt_dir = Path(attempt_dir)
     if "RANK" not in os.environ or _CAPTURED in os.environ or not attempt_dir.is_dir():
@@ -73,18 +72,18 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
 
 
 def _enable_line_buffering() -> None:
-    """Flush each line: a killed rank would lose buffered blocks."""
+    """Flush stdout and stderr after each line, since a killed rank loses the rest of its buffer."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
 
 
 def _redirect_children(log: Path) -> None:
-    """Make data workers and checkpoint writers write to the node's file directly, without labels. Raises OSError.
+    """Make data workers and checkpoint writers write to the node's log directly, without labels. Raises OSError.
 
     slurmstepd considers a task running while its pipes are open. A child of a killed rank would keep them open, and
     srun would report the death up to 60 s late. This applies to all children of multiprocessing, including its resource
-    tracker; programs started by subprocess keep the pipes and the labels.
+    tracker. Programs started by subprocess keep the pipes and the labels.
     """
     # Never closed, since grandchildren need it too.
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -117,9 +116,9 @@ def _redirect_children(log: Path) -> None:
 
 
 def flight_recorder(attempt_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make PyTorch's flight recorder write to the attempt; {} if the user has set one of them.
+    """Return the variables that make PyTorch's flight recorder write to the attempt's logs; {} if one is set already.
 
-    By default, it writes to /tmp or the home folder of the container, which is deleted with the container.
+    By default, it writes to /tmp or the home folder of the container, which are deleted with the container.
     """
     if any(name in environ for name in DUMPS):
         return {}
@@ -127,11 +126,11 @@ def flight_recorder(attempt_dir: Path, environ: Mapping[str, str]) -> dict[str, 
 
 
 def log_by_node(command: list[str], attempt_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """Add options for one log file per node to an srun command; return the command, and variables for the ranks.
+    """Add the options for one log per node to an srun command; return the command and variables for the ranks.
 
     slurmstepd then writes `attempts/NNN/logs/{node}.log` on the node itself, with the rank before each line. It
-    survives a killed rank, whose last output is logged too. Other commands are returned unchanged, and each rank then
-    has its own log.
+    survives a killed rank, whose last output is logged too. Other commands are returned unchanged, and each rank
+    redirects its output to a log of its own.
     """
     if Path(command[0]).name != "srun":
         return command, {}

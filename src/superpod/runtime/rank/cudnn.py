@@ -18,10 +18,10 @@ _ASK = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cudnnGetVersion())"
 
 
 def version() -> str | None:
-    """Return the version, such as 9.13.1; None if cuDNN is not found.
+    """Return the version of cuDNN, such as 9.13.1; None if it is not found.
 
-    The search order is the same as in Transformer Engine 2.9 (common/__init__.py:282-318): CUDNN_HOME or CUDNN_PATH,
-    pip packages, system libraries.
+    The search order is that of Transformer Engine 2.9 (common/__init__.py:282-318): CUDNN_HOME or CUDNN_PATH, pip
+    packages, system libraries.
     """
     home = os.environ.get("CUDNN_HOME") or os.environ.get("CUDNN_PATH")
     own_libraries = sorted(Path(home).glob(f"lib*/**/{LIBRARY}")) if home else []
@@ -36,12 +36,12 @@ def version() -> str | None:
 
 
 def format_version(number: int) -> str:
-    """Convert cuDNN's version number: 91301 is 9.13.1; before 9.0, 8906 is 8.9.6."""
+    """Convert cuDNN's version number to text: 91301 to 9.13.1; before 9.0, 8906 to 8.9.6."""
     major, rest = divmod(number, 10000) if number >= 90000 else divmod(number, 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _query_library(path: str) -> str | None:
-    """Query the library in a separate process: if it were loaded here, torch would use it."""
+    """Return the version of the library `path`, from a separate process: if it were loaded here, torch would use it."""
     number = output_of([sys.executable, "-c", _ASK, path], timeout_s=30)
     return format_version(int(number)) if number and number.isdigit() else None

@@ -16,7 +16,7 @@ from pathlib import Path
 RANKS = "SUPERPOD_NSYS_RANKS"
 """Environment variable with the ranks to profile, separated by commas."""
 FOLDER = "profile"
-"""The folder in RUN with the profiles."""
+"""Folder in the run folder with the profiles."""
 OPTIONS = (
     *("profile", "-s", "none", "-t", "nvtx,cuda", "--force-overwrite=true", "--capture-range=cudaProfilerApi"),
     *("--capture-range-end=stop", "--cuda-graph-trace=node", "--cuda-event-trace=false", "--export=sqlite"),
@@ -25,24 +25,20 @@ OPTIONS = (
 
 
 def exec_under_nsys(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Replace this process with nsys running the same command if `RANKS` contains its rank; without nsys, print a note.
+    """If RANKS contains this rank, replace this process with nsys running the same command; without nsys, print a note.
 
-    Call it before importing or binding anything, so that nothing is done twice.
+    Call it before any other setup of the rank, which would otherwise run twice.
     """
     rank = environ["RANK"]
     if rank not in environ.pop(RANKS, "").split(","):
         return
     nsys = shutil.which("nsys", path=environ.get("PATH"))
     if nsys is None:
-        print(
-            f"nsys is not on the PATH of rank {rank}, so it is not profiled; --profile torch does not need nsys",
-            flush=True,
-        )
+        print(f"rank {rank} is not profiled: nsys is not on its PATH; `--profile torch` does not need nsys", flush=True)
         return
     folder = Path(environ["SUPERPOD_RUN_DIR"]) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    # SIGUSR1, the warning before the time limit, would end nsys. nsys inherits this setting; the rank handles the
-    # signal.
+    # SIGUSR1, the warning before the time limit, would end nsys, which inherits this setting. The rank handles it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.stdout.flush()
     command = [nsys, *OPTIONS, "-o", str(folder / f"rank-{rank}"), sys.executable, *sys.argv]

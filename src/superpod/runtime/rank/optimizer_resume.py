@@ -1,6 +1,6 @@
-"""Workarounds for bugs in NeMo 2.7.3 and Megatron-Core 0.15.3 when resuming with a saved optimizer.
+"""Work around bugs of NeMo 2.7.3 and Megatron-Core 0.15.3 when a run resumes with a saved optimizer.
 
-Standard library only; Megatron's classes are taken from the loaded modules.
+Standard library only. Megatron's classes come from modules that are already imported.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def prepare(strategy: Any) -> None:
-    """Apply all workarounds. Call it on every rank before a checkpoint is read."""
-    keep_moments(strategy)
+    """Apply all workarounds; `strategy` is NeMo's strategy. Call it on every rank before a checkpoint is loaded."""
+    copy_optimizer_states(strategy)
     allow_optimizer_classes()
     load_tensors_only()
 
@@ -32,7 +32,7 @@ def allow_optimizer_classes() -> None:
 
 
 def load_tensors_only() -> None:
-    """Load only tensors into a precision-aware optimizer.
+    """Make Megatron's distributed optimizer ignore the saved state `padding`, which is not a tensor.
 
     Megatron-Core 0.15.3 saves a bool `padding` with the states of each parameter, and passes it to Transformer Engine's
     optimizer as a tensor, so a run with such an optimizer could not be resumed in the default format. Fixed in later
@@ -52,8 +52,8 @@ def load_tensors_only() -> None:
     module.DistributedOptimizer._set_main_param_and_optimizer_states = load_tensors
 
 
-def keep_moments(strategy: Any) -> None:
-    """Pass a copy of the optimizer states to NeMo's strategy when it prepares a checkpoint.
+def copy_optimizer_states(strategy: Any) -> None:
+    """Make NeMo's strategy prepare a checkpoint from a copy of the optimizer states.
 
     For gated MLPs, Megatron replaces the states of `linear_fc1.weight` with those of its two halves, in place
     (core/transformer/fsdp_dtensor_checkpoint.py). NeMo copies only the enclosing mapping

@@ -1,6 +1,6 @@
 """Run PyTorch's profiler on selected ranks, with output in RUN/profile.
 
-The profiler is NeMo's callback (`profiling.py`), which on its own runs on every rank and writes to the current folder.
+The profiler is NeMo's callback (`profiling.py`), which would run on every rank and write to the current folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 FOLDER = "profile"
-"""The folder in RUN with the profiles, which `profiles/profile_files.py` finds."""
+"""Folder in the run folder with the profiles, which `profiles/profile_files.py` searches."""
 PROFILER = "PytorchProfilerCallback"
 """NeMo's class in the configuration of a recipe."""
 
@@ -29,9 +29,9 @@ class ProfiledRanks(Callback):
     If training ends before the last profiled step, or is resumed after the first one, no profile is written.
 
     Args:
-        make: creates the callback; its argument `trace_dir` is the folder of the profile, RUN/profile/rank-N.
+        make: creates the callback from `trace_dir`, the folder of the profile (RUN/profile/rank-N).
         ranks: the ranks to profile.
-        run_dir: the path of RUN; empty = SUPERPOD_RUN_DIR.
+        run_dir: the run folder; "" = the value of SUPERPOD_RUN_DIR.
     """
 
     def __init__(self, make: Callable[..., Callback], ranks: list[int], run_dir: str = "") -> None:
@@ -59,10 +59,10 @@ class ProfiledRanks(Callback):
 
 
 def select_ranks(callbacks: list[Any], run: Path, profile: str = "") -> list[Any]:
-    """Return the callback configurations with NeMo's profiler limited to the requested ranks and the run's folder.
+    """Return the callback configurations with NeMo's profiler limited to the requested ranks, with output in `run`.
 
-    `profile` has the format of requests/profile_request.py; "" = as in run.json. If the run requests no profile, a
-    profiler in the recipe is left unchanged.
+    `profile` has the format of requests/profile_request.py; "" = the value in run.json. If the run requests no profile,
+    a profiler in the recipe is left unchanged.
     """
     if not profile:
         profile = str((read_json(run / "run.json") or {}).get("profile", ""))
@@ -70,15 +70,13 @@ def select_ranks(callbacks: list[Any], run: Path, profile: str = "") -> list[Any
     ranks = [int(rank) for rank in parts[-1].split(",") if rank.isdecimal()]
     if parts[0] != "torch" or not ranks:
         return callbacks
-    return [_on_ranks(config, ranks, run) if _class_of(config) == PROFILER else config for config in callbacks]
-
-
-def _class_of(config: Any) -> str:
-    return getattr(getattr(config, "__fn_or_cls__", None), "__name__", "")
-
-
-def _on_ranks(config: Any, ranks: list[int], run: Path) -> Any:
     import fiddle as fdl
     import nemo_run
 
-    return nemo_run.Config(ProfiledRanks, make=fdl.cast(nemo_run.Partial, config), ranks=ranks, run_dir=str(run))
+    selected = []
+    for config in callbacks:
+        if getattr(getattr(config, "__fn_or_cls__", None), "__name__", "") == PROFILER:
+            make = fdl.cast(nemo_run.Partial, config)
+            config = nemo_run.Config(ProfiledRanks, make=make, ranks=ranks, run_dir=str(run))
+        selected.append(config)
+    return selected

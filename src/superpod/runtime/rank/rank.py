@@ -1,6 +1,6 @@
 """Run one rank of a Slurm job: `srun ... python rank.py recipe.py`, one task per GPU.
 
-It sets the environment variables that PyTorch expects, redirects the output to the log, and runs the recipe.
+It sets PyTorch's environment variables, redirects the output to the log, and trains the recipe.
 """
 
 from __future__ import annotations
@@ -24,19 +24,15 @@ if __name__ == "__main__":
 
 
 def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Callable[[Any], Any] = lambda p: p) -> None:
-    """Run the recipe file as this rank.
+    """Train the exported recipe in the file `recipe` as this rank.
 
-    `before` and `change` are used by rehearsals (`rehearsal/rank.py`).
-
-    Args:
-        recipe: the exported recipe.
-        before: called before anything imports NeMo.
-        change: called with the recipe's `run.Partial`; returns the one to run.
+    Rehearsals (`rehearsal/rank.py`) pass `before`, which is called before NeMo is imported, and `change`, which returns
+    the `run.Partial` to train for that of the recipe.
     """
     os.environ.update(torch_variables(os.environ))
     from superpod.runtime.rank import binding, capture, nsys
 
-    # First, because it replaces the process: nothing else is done twice.
+    # First, since it replaces the process: the steps below must run only once.
     nsys.exec_under_nsys()
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # Slurm may not propagate the limit of the script
@@ -62,9 +58,9 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
 
 
 def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return PyTorch's environment variables, based on Slurm's.
+    """Return torchrun's environment variables for this rank, from Slurm's environment variables.
 
-    TORCHELASTIC_RUN_ID makes Lightning use them, instead of its Slurm plug-in, which would requeue the job on a signal.
+    TORCHELASTIC_RUN_ID makes Lightning use them instead of its Slurm plug-in, which would requeue the job on a signal.
     """
     return {
         "RANK": slurm["SLURM_PROCID"],
@@ -78,7 +74,7 @@ def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_versions(attempt: Path) -> None:
-    """Print the installed versions, exit if the run does not support them, and write env.json."""
+    """Print the installed versions, exit if the run does not permit them, and write the attempt's env.json."""
     from superpod.common.json_files import read_json
     from superpod.runtime.runs.run_folder import Attempt
     from superpod.runtime.runs.versions import SHOWN_PACKAGES, installed_versions, refusal, requirements_of
@@ -93,7 +89,7 @@ def _check_versions(attempt: Path) -> None:
 
 
 def _require_layout(partial: Any, attempt: Path) -> None:
-    """Exit if the checkpoint cannot be loaded with the recipe's layout, before joining the other ranks."""
+    """Exit if the checkpoint of the attempt cannot be loaded with the layout of the recipe."""
     from superpod.runtime.checkpoints import resume, resume_layout
 
     for checkpoint in (attempt / resume.FOLDER).glob("*-last"):
@@ -103,10 +99,10 @@ def _require_layout(partial: Any, attempt: Path) -> None:
 
 
 def shield_children() -> None:
-    """Block the signals that Slurm sends to all processes of the job in data workers and checkpoint writers.
+    """Block SIGUSR1, SIGUSR2 and SIGTERM in data workers and checkpoint writers.
 
-    The children inherit the blocked SIGUSR1, SIGUSR2 and SIGTERM; the rank alone saves, writes its stacks, and kills
-    them.
+    Slurm sends these to all processes of the job, but only the rank may handle them: it saves a checkpoint, writes its
+    stacks, and kills its children.
     """
     own_signals = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save a checkpoint
@@ -128,7 +124,10 @@ def shield_children() -> None:
 
 
 def load(path: Path) -> ModuleType:
-    """Import an exported recipe; its function `recipe()` returns the `run.Partial`."""
+    """Import the file of an exported recipe; the module's function `recipe()` returns the `run.Partial`.
+
+    Raises ImportError if the file is not a Python file.
+    """
     spec = importlib.util.spec_from_file_location("exported_recipe", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
@@ -140,9 +139,9 @@ def load(path: Path) -> ModuleType:
 
 
 def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
-    """Configure the recipe for its run folder: checkpoints of the run, and logs and metrics of this attempt.
+    """Set the folders in a recipe's `run.Partial`: checkpoints of the run, logs and metrics of the attempt.
 
-    `profile` is the requested profile, if run.json does not contain it yet.
+    `profile` is the requested profile (requests/profile_request.py); "" = the value in run.json.
     """
     import nemo_run
 
@@ -155,7 +154,7 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
     if not partial.log.log_global_rank_0_only:
         partial.log.log_local_rank_0_only = True  # one file per node; `logs/` has the output of all ranks
     wandb_id.set_run_id(partial.log, run)
-    _set_checkpoint(partial, attempt / resume.FOLDER)
+    _set_resume_folder(partial, attempt / resume.FOLDER)
     _protect_indices(partial, run)
     callbacks = partial.trainer.callbacks or []
     callbacks = profiled.select_ranks(callbacks, run, profile)
@@ -164,8 +163,8 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
     partial.trainer.callbacks = [*callbacks, run_callback]
 
 
-def _set_checkpoint(partial: Any, folder: Path) -> None:
-    """Make NeMo resume from the checkpoint that is linked in `folder`; if the folder is empty, from none.
+def _set_resume_folder(partial: Any, folder: Path) -> None:
+    """Make NeMo resume from the checkpoint that is linked in `folder`, or start at step 1 if the folder is empty.
 
     This uses NeMo's search instead of `resume_from_path`, with which NeMo 2.7.3 would look for the tokenizer elsewhere
     and lose the list of checkpoints to keep (`AutoResume`, `ModelCheckpoint.on_train_start`).
@@ -176,7 +175,7 @@ def _set_checkpoint(partial: Any, folder: Path) -> None:
 
 
 def _protect_indices(partial: Any, run: Path) -> None:
-    """Store Megatron's sample indices in the run if other users can write to the index cache of the data.
+    """Store Megatron's sample indices in the run folder if other users can write to the index cache of the data.
 
     Megatron loads them with `allow_pickle`, which can execute code (megatron-core 0.15.3, datasets/gpt_dataset.py).
     """
@@ -188,7 +187,7 @@ def _protect_indices(partial: Any, run: Path) -> None:
 
 
 def _finish() -> None:
-    """Kill the children, which block SIGTERM, and flush the output."""
+    """Kill the children of this rank, which block SIGTERM, and flush the output."""
     for child in multiprocessing.active_children():
         child.kill()
     sys.stdout.flush()

@@ -1,7 +1,8 @@
-"""Start the monitor process of nvidia-resiliency-ext, which kills a rank that hangs, without the package's launcher.
+"""Start the monitor process of nvidia-resiliency-ext, which kills a rank that hangs.
 
 With `with=fault_tolerance`, a recipe has the package's FaultToleranceCallback, which sends heartbeats to the monitor
-and learns timeouts from them. Normally, `ft_launcher` starts the monitor; here each rank does, under Slurm or torchrun.
+and learns timeouts from them. The package's `ft_launcher` is not used: each rank starts its monitor, under Slurm or
+torchrun.
 """
 
 import atexit
@@ -17,14 +18,14 @@ from typing import Any
 
 CALLBACK = "FaultToleranceCallback"
 LEARNED_TIMEOUTS = "ft_state"
-"""The folder in RUN with the learned timeouts, for later attempts."""
+"""Folder in the run folder with the learned timeouts, for later attempts."""
 
 CHECK_S = 1.0
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def prepare(callbacks: list[Any], run: Path) -> bool:
-    """Make callbacks store learned timeouts in the run; return whether one of them needs a rank monitor."""
+    """Make each FaultToleranceCallback store its timeouts in `run`; return whether there is one."""
     import fiddle as fdl
 
     monitor_configs = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
@@ -36,8 +37,7 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
 def start(run: Path) -> int:
     """Start the monitor of this rank and return its pid. It is killed with this process (common/parent_death.py).
 
-    Raises:
-        ImportError: nvidia-resiliency-ext is not installed.
+    Raises ImportError if nvidia-resiliency-ext is not installed.
     """
     monitor, folder = _start(run)
     atexit.register(_end, monitor, folder)
@@ -46,7 +46,7 @@ def start(run: Path) -> int:
 
 @contextlib.contextmanager
 def run_monitor(run: Path) -> Iterator[None]:
-    """Run a monitor within the block, for a forked rank, which does not run exit handlers. Raises ImportError."""
+    """Run a monitor within the block, for a forked rank, which runs no exit handlers. Raises ImportError."""
     monitor, folder = _start(run)
     try:
         yield
@@ -55,13 +55,13 @@ def run_monitor(run: Path) -> Iterator[None]:
 
 
 def _start(run: Path) -> tuple[Any, str]:
-    """Start the monitor; return it, and the folder of its sockets."""
+    """Start the monitor process; return it and the folder of its sockets."""
     from nvidia_resiliency_ext import fault_tolerance as ft
     from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 
     (run / LEARNED_TIMEOUTS).mkdir(exist_ok=True)
-    # Data from these sockets is unpickled, so no other user may open or create one: they must not have predictable
-    # names in /tmp. The forked monitor creates another one in `tempfile.tempdir`.
+    # The monitor unpickles data from its sockets, so no other user may open or create one: they must not have
+    # predictable names in /tmp. The forked monitor creates another socket in `tempfile.tempdir`.
     folder = tempfile.mkdtemp(prefix="superpod_rank_")
     socket, default, tempfile.tempdir = f"{folder}/rank.socket", tempfile.tempdir, folder
     config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)

@@ -24,7 +24,7 @@ from superpod.runtime.rank.capture import ASK
 from superpod.runtime.runs.run_folder import Attempt
 
 SETTLE_S = 3.0
-"""Maximum seconds that ranks may take to write their stacks."""
+"""Maximum seconds to wait until ranks have written their stacks."""
 _POLL_S = 0.1
 _MAX_FRAMES = 40
 """Maximum number of frames per thread, newest first."""
@@ -68,20 +68,22 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """The threads of one rank without background threads, each with its newest frame first; the main thread is last."""
+    """The Python stacks of a rank."""
 
     rank: int
     path: Path
+    """the log that contains the stacks"""
     threads: tuple[tuple[Frame, ...], ...]
+    """frames per thread, newest first, without background threads; the main thread is last"""
 
     @property
     def main(self) -> tuple[Frame, ...]:
-        """The frames of the main thread."""
+        """The frames of the main thread, newest first."""
         return self.threads[-1] if self.threads else ()
 
     @property
     def waits_in(self) -> Frame | None:
-        """The frame of the communication call in which the rank is waiting; None if it is doing something else."""
+        """The frame of the communication call in which the rank waits; None if it does not wait in one."""
         for thread in self.threads:
             for frame in thread[:6]:
                 if _COMMUNICATION.search(frame.file) and _WAITS.match(frame.function):
@@ -92,7 +94,7 @@ class Stack:
 
     @property
     def location(self) -> str:
-        """The newest frames, and the newest frame of user code."""
+        """The two newest frames and the newest frame of user code, as text."""
         frames = next((thread for thread in self.threads if self.waits_in in thread), self.main)
         shown_frames = list(frames[:2])
         own_frame = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
@@ -102,7 +104,7 @@ class Stack:
 
 
 def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
-    """Make processes with a handler write their stacks, and wait at most SETTLE_S seconds until they have."""
+    """Signal those of the processes `pids` that have a handler to write their stacks, and wait for the logs."""
     listening = 0
     for pid in pids:
         if _has_handler(pid):
@@ -114,7 +116,7 @@ def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
 
 
 def wait_for_logs(attempt: Attempt) -> None:
-    """Wait until the logs no longer grow, at most SETTLE_S seconds."""
+    """Wait until the logs of an attempt no longer grow, at most SETTLE_S seconds."""
     end = time.monotonic() + SETTLE_S
     old_size, equal_sizes = -1, 0
     while time.monotonic() < end and equal_sizes < 5:
@@ -132,7 +134,7 @@ def _size(path: Path) -> int:
 
 
 def _has_handler(pid: int) -> bool:
-    """Return whether a process handles the signal, which would otherwise kill it."""
+    """Return whether a process has a handler for the signal ASK, which would otherwise kill it."""
     with contextlib.suppress(OSError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text()
         caught_signals = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
@@ -141,13 +143,14 @@ def _has_handler(pid: int) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger."""
     with contextlib.suppress(OSError):
         return bool(re.search(r"^State:\s*[Tt]", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
     return False
 
 
 def read(attempt: Path) -> list[Stack]:
-    """Read each rank's newest stack from an attempt's logs."""
+    """Return the newest stack of each rank that wrote one to the logs of an attempt, ordered by rank."""
     stacks: dict[int, Stack] = {}
     for log in Attempt(attempt).logs:
         for rank, text in tails(log):
@@ -159,7 +162,7 @@ def read(attempt: Path) -> list[Stack]:
 
 
 def _parse_newest(text: str) -> tuple[tuple[Frame, ...], ...]:
-    """Parse the last dump in a text that is not from a data worker; return its threads, the main thread last."""
+    """Return the threads of the last dump in a log that is not from a data worker, the main thread last; () if none."""
     dumps: list[list[list[Frame]]] = []
     is_inside = False
     for line in text.split("\n"):
@@ -184,7 +187,7 @@ def _parse_newest(text: str) -> tuple[tuple[Frame, ...], ...]:
 
 
 def _is_complete(dump: list[list[Frame]]) -> bool:
-    """Return whether a dump is complete: the main thread is written last."""
+    """Return whether a dump contains the main thread, which is written last."""
     return bool(dump and dump[-1] and dump[-1][-1].function == "<module>")
 
 
@@ -199,30 +202,29 @@ def _is_background(thread: Sequence[Frame]) -> bool:
 
 
 def describe(attempt: Path, size: int = 0) -> str:
-    """Describe the stacks of an attempt; '' if there are none. `size` is the number of ranks, 0 = unknown."""
+    """Describe where the ranks of an attempt wait; '' without stacks. `size` is the number of ranks, 0 = unknown."""
     stacks = read(attempt)
     return _describe(stacks, _missing_ranks(stacks, size)) if stacks else ""
 
 
-def describe_stall(silent_node: str, attempt: Attempt) -> str:
-    """Describe a stall based on the stacks of the ranks and on `silent_node`, the message that `stall` got from
-    heartbeats.
-    """
+def describe_stall(stall_message: str, attempt: Attempt) -> str:
+    """Describe a stall from the stacks of the ranks and `stall_message`, which `stall` derived from the heartbeats."""
     stacks = read(attempt.path)
     sizes = [int(beat.get("size", 0)) for beat in attempt.heartbeats().values()]
     missing_ranks = _missing_ranks(stacks, max(sizes, default=0))
     if not stacks:
-        return silent_node
+        return stall_message
     suspects = set(missing_ranks) or {stack.rank for stack in find_blocking(stacks)}
-    rank_match = re.match(r"rank (\d+)", silent_node)
+    rank_match = re.match(r"rank (\d+)", stall_message)
     if suspects and rank_match and int(rank_match[1]) not in suspects:
         # Stacks show which rank the others are waiting for; heartbeats have a resolution of only a second.
-        by_heartbeats = silent_node.replace(", before the others", "")
+        by_heartbeats = stall_message.replace(", before the others", "")
         return f"{_describe(stacks, missing_ranks)}; according to the heartbeats, {by_heartbeats}"
-    return f"{silent_node}; {_describe(stacks, missing_ranks)}"
+    return f"{stall_message}; {_describe(stacks, missing_ranks)}"
 
 
 def _missing_ranks(stacks: Sequence[Stack], size: int) -> list[int]:
+    """Return those of the ranks 0 to `size` - 1 that wrote no stack."""
     return sorted(set(range(size)) - {stack.rank for stack in stacks})
 
 
@@ -241,7 +243,10 @@ def _describe(stacks: Sequence[Stack], missing_ranks: Sequence[int]) -> str:
 
 
 def find_blocking(stacks: Sequence[Stack]) -> list[Stack]:
-    """Find the ranks that the others wait for: those not in communication, or else those in a less common call."""
+    """Return the stacks of the ranks for which the others wait; [] if these cannot be determined.
+
+    These are ranks outside communication calls, or else those in a less common call.
+    """
     free_stacks = [stack for stack in stacks if stack.waits_in is None]
     if free_stacks and len(free_stacks) < len(stacks):
         return free_stacks
@@ -252,7 +257,7 @@ def find_blocking(stacks: Sequence[Stack]) -> list[Stack]:
 
 
 def _group(stacks: Sequence[Stack]) -> list[list[Stack]]:
-    """Group ranks by their location, the largest group first."""
+    """Group stacks by the call in which the ranks are, the largest group first."""
     groups: dict[tuple[object, ...], list[Stack]] = {}
     for stack in stacks:
         wait = stack.waits_in
@@ -265,7 +270,7 @@ def _group(stacks: Sequence[Stack]) -> list[list[Stack]]:
 
 
 def _caller(stack: Stack) -> tuple[object, ...]:
-    """Return the call site of the wait: the newest frame outside torch."""
+    """Return file, function and line of the newest frame outside torch in the waiting thread; () if there is none."""
     for thread in stack.threads:
         if stack.waits_in in thread:
             outer_frames = (frame for frame in thread if "/torch/" not in frame.file)
@@ -274,7 +279,7 @@ def _caller(stack: Stack) -> tuple[object, ...]:
 
 
 def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
-    """Add the stacks of an attempt's ranks to the verdict on a hang."""
+    """Return a verdict with the stacks of an attempt's ranks added, if it is about a hang or has no cause."""
     if verdict.root and verdict.root.name not in ("hang", "nccl_timeout", "rank_gone_slow"):
         return verdict
     if not verdict.root and verdict.state != UNKNOWN:

@@ -1,4 +1,4 @@
-"""Stop a distributed training between two steps, on all ranks at the same step."""
+"""Stop a distributed training on all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-LOOK_S = 30.0
-"""Seconds after which rank 0 reads the time limit again, which may have changed."""
+UPDATE_S = 30.0
+"""Seconds after which rank 0 reads the time limit of the job again, which may have changed."""
 
 
 class StopSignals:
-    """Records a stop signal, which the training checks after each step.
+    """Records a stop signal, for which the training checks after each step; `received` is its number, 0 = none.
 
     The handlers replace those of Lightning: its SIGTERM handler raises an exception on the rank that received the
     signal regardless of the other ranks, and its SIGUSR1 handler requeues the Slurm job. Repeated signals are ignored,
@@ -38,12 +38,10 @@ class StopSignals:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def install(self) -> None:
-        """Install handlers for SIGTERM, SIGINT and SIGUSR1; do nothing outside the main thread, where Python forbids
-        it.
-        """
+        """Install handlers for SIGTERM, SIGINT and SIGUSR1, except outside the main thread, where Python forbids it."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, self._note)
+                signal.signal(number, self.record)
 
     def restore(self) -> None:
         """Restore the stored handlers."""
@@ -51,17 +49,12 @@ class StopSignals:
             for number, handler in self._before.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def record(self, number: int, frame: FrameType | None = None) -> None:
+        """Record the signal `number`, unless one is already recorded. This is the handler of the signals."""
         self.received = self.received or number
 
-    def note(self, number: int) -> None:
-        """Record a signal number as if that signal had been received, for the deadline."""
-        self._note(number, None)
-
     def received_by_any_rank(self) -> int:
-        """Return a signal that any rank has received, the same on all ranks; 0 = none. This is a collective
-        operation.
-        """
+        """Return the number of a signal that any rank has received, equal on all ranks; 0 = none. A collective."""
         import torch
         import torch.distributed as dist
 
@@ -76,18 +69,18 @@ class StopSignals:
 class Deadline:
     """Decides when to start the last save before a time limit: early enough for the longest save so far plus one step.
 
-    Only rank 0 decides; the other ranks are told by `StopSignals.received_by_any_rank`, and read no file.
+    Only rank 0 decides. The other ranks read no file; `StopSignals.received_by_any_rank` tells them. `at` is the Unix
+    time at which the limit expires, 0 = no limit; `save_s` are the seconds to reserve for the save; a changed limit is
+    read from the folder `attempt`, if it is given.
     """
 
     def __init__(self, at: float, save_s: float, attempt: Path | None = None) -> None:
         self._at, self._save_s, self._attempt = at, save_s, attempt
-        self._next_look = 0.0
+        self._next_update = 0.0
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Deadline:
-        """Create a deadline from SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S and the path of the
-        attempt.
-        """
+        """Create a deadline from SUPERPOD_DEADLINE, SUPERPOD_SAVE_S, SUPERPOD_RUN_DIR and SUPERPOD_ATTEMPT."""
         save_s = float(environ.get("SUPERPOD_SAVE_S") or 0)
         if environ.get("RANK", "0") != "0":
             return cls(0.0, save_s)
@@ -95,32 +88,32 @@ class Deadline:
         attempt = Path(run, "attempts", name) if run and name else None
         return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), save_s, attempt)
 
-    def save_took(self, seconds: float) -> None:
-        """Record the duration of a save: from now on, reserve at least twice as much."""
+    def record_save(self, seconds: float) -> None:
+        """Record the duration of a save; from now on, at least twice as much is reserved."""
         self._save_s = max(self._save_s, 2 * seconds)
 
     def is_near(self, step_s: float) -> bool:
-        """Return True if another step of `step_s` seconds would leave too little time to save."""
-        if time.monotonic() >= self._next_look:
+        """Return whether another step of `step_s` seconds would leave too little time to save."""
+        if time.monotonic() >= self._next_update:
             self._update()
-        if not self._is_within(step_s):
+        if not self._leaves_too_little(step_s):
             return False
         self._update()  # the limit may just have been extended
-        return self._is_within(step_s)
+        return self._leaves_too_little(step_s)
 
-    def _is_within(self, step_s: float) -> bool:
+    def _leaves_too_little(self, step_s: float) -> bool:
         return bool(self._at) and time.time() + self._save_s + 2 * step_s > self._at
 
     def _update(self) -> None:
-        """Read the limit that the first node last obtained from Slurm."""
-        self._next_look = time.monotonic() + LOOK_S
+        """Read the limit that the first node last received from Slurm."""
+        self._next_update = time.monotonic() + UPDATE_S
         end_time = time_limit.read(self._attempt) if self._attempt else None
         if end_time is not None:
             self._at = end_time
 
 
 def save_last(trainer: Trainer) -> bool:
-    """Save the `-last` checkpoint now, unless this step is already saved; return whether it is saved.
+    """Save the `-last` checkpoint, unless that of this step is saved; return False if the recipe saves none.
 
     This makes the same two calls as NeMo's PreemptionCallback. The callback itself is not used: it handles signals only
     on rank 0, needs a CUDA device, and exits with `sys.exit`, so that neither the end hooks nor the loggers run.

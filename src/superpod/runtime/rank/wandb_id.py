@@ -16,9 +16,9 @@ LOGGER = "WandbLogger"
 
 
 def set_run_id(log: Any, run: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Set the id of the W&B loggers in `partial.log`; return whether any id was set.
+    """Set the W&B id of the loggers in `log` (`partial.log`) to the name of the run; return whether one was set.
 
-    An id or version in the recipe takes precedence, as does WANDB_RUN_ID, which wandb reads itself.
+    An id or version in the recipe takes precedence, as does WANDB_RUN_ID, which wandb itself reads.
     """
     if environ.get("WANDB_RUN_ID"):
         return False

@@ -1,4 +1,4 @@
-"""Track the export of a fine-tuned model, without which its run is not done. Standard library only."""
+"""Record the export of a fine-tuned model, without which its run is not done. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from superpod.common.json_files import JsonObject, read_json, write_json
 EXPORTS_TO = "exports_to"
 """Key of run.json: the folder to export to, absolute or relative to the run folder."""
 EXPORTED = "exported.json"
-"""File in the run folder, written after the export, that describes what was exported."""
+"""File in the run folder that describes the exported model, written after the export."""
 EXPORTING = "exporting.json"
 """File in the run folder during an export: `{"folder": absolute path}`."""
 
 
 def folder_of(run: Path) -> str | None:
-    """Return the folder that a run must still export to; None if there is none, or if it is already exported."""
+    """Return the folder to which a run must still export; None if it exports nothing or has exported."""
     target = (read_json(run / "run.json") or {}).get(EXPORTS_TO)
     if not target or (run / EXPORTED).is_file():
         return None
@@ -28,12 +28,12 @@ def folder_of(run: Path) -> str | None:
 
 
 def set_folder(run: Path, target: str) -> None:
-    """Set the folder to which the run exports. Raises OSError."""
+    """Set the folder to which a run exports in its run.json. Raises OSError."""
     write_json(run / "run.json", {**(read_json(run / "run.json") or {}), EXPORTS_TO: target})
 
 
 def is_unrecorded(run: Path, folder: Path) -> bool:
-    """Return whether an export of this run wrote the folder but was killed before it recorded that."""
+    """Return whether an export of this run wrote `folder` but was killed before it recorded its end."""
     begun_export = read_json(run / EXPORTING) or {}
     if begun_export.get("folder") != os.path.abspath(folder):
         return False
@@ -44,16 +44,15 @@ def is_unrecorded(run: Path, folder: Path) -> bool:
 
 
 def _mtime_ns(path: Path) -> int:
-    """Return the modification time, from the clock of the file system, since the clocks of nodes differ."""
+    """Return the modification time in ns, which is from the clock of the file system: those of nodes differ."""
     return path.stat().st_mtime_ns
 
 
 @contextlib.contextmanager
 def record_running_export(run: Path, folder: Path) -> Iterator[None]:
-    """Record that an export is running within the block, after removing the folder of a killed export.
+    """Record that an export to `folder` is running within the block. Removes the folder of a killed export first.
 
-    Any other folder with this name is kept, and the export rejects it. The caller holds the lock of the run. Raises
-    OSError.
+    A folder from elsewhere is kept, so that the export rejects it. The caller holds the run's lock. Raises OSError.
     """
     if is_unrecorded(run, folder):
         shutil.rmtree(folder)
@@ -68,11 +67,11 @@ def record_running_export(run: Path, folder: Path) -> Iterator[None]:
 
 
 def record(run: Path, facts: JsonObject) -> None:
-    """Record the end of the export. Raises OSError."""
+    """Record the end of the export with `facts` about the exported model. Raises OSError."""
     write_json(run / EXPORTED, {"t": time.time(), **facts})
     (run / EXPORTING).unlink(missing_ok=True)
 
 
 def discard_record(run: Path) -> None:
-    """Remove the record before further training, which makes the exported folder outdated. Raises OSError."""
+    """Remove the record of an export before further training, which makes the export outdated. Raises OSError."""
     (run / EXPORTED).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Store changes to run.json in an attempt, and apply them to the run once the attempt has trained a step.
 
-A change with which the run cannot train is discarded; a change that has been trained with is kept even if the launcher
-was killed. Standard library only.
+A change with which no step can be trained is discarded. A change with which a step was trained is kept, even if the
+launcher was killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from superpod.common.json_files import JsonObject, read_json, write_json
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 
 FILE = "pending.json"
-"""File in an attempt's folder with `facts` and `lines` for `RunFolder.update`."""
+"""File in an attempt's folder with the arguments `facts` and `lines` of `RunFolder.update`."""
 
 
 def store(attempt: Attempt, facts: JsonObject, lines: list[str]) -> None:
-    """Store the facts in the attempt before its ranks start. Raises UserError."""
+    """Store changed keys of run.json and lines of recipe.txt in an attempt before its ranks start. Raises UserError."""
     with as_user_errors(attempt.path):
         write_json(attempt.path / FILE, {"facts": facts, "lines": lines})
 
 
 def apply(run: RunFolder) -> None:
-    """Apply the stored facts of the newest attempt if it has trained a step, and remove them. Raises UserError."""
+    """Apply the stored changes of the newest attempt if it has trained a step; remove them. Raises UserError."""
     attempts = run.attempts
     pending_facts = read_json(attempts[-1].path / FILE) if attempts else None
     if not pending_facts:
@@ -31,6 +31,6 @@ def apply(run: RunFolder) -> None:
 
 
 def discard(attempt: Attempt) -> None:
-    """Remove the stored facts of an attempt. Raises UserError."""
+    """Remove the stored changes of an attempt. Raises UserError."""
     with as_user_errors(attempt.path):
         (attempt.path / FILE).unlink(missing_ok=True)

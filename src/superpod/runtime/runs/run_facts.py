@@ -38,7 +38,7 @@ _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_
 
 
 def problem_in(facts: JsonObject) -> str:
-    """Return a message about the first invalid value in run.json; '' if all are valid. Any key may be missing."""
+    """Return a message about the first invalid value in run.json; '' if all are valid. Keys may be missing."""
     for key, (is_valid, expected) in _FACTS.items():
         if key in facts and not is_valid(facts[key]):
             return f"{key} must be {expected}"
@@ -46,37 +46,37 @@ def problem_in(facts: JsonObject) -> str:
 
 
 METRICS = "metrics.jsonl"
-"""The file of a run with one line per step."""
+"""File in the run folder with one line per step."""
 
 
 def read_metrics(run: Path) -> list[JsonObject]:
-    """Read the lines of a run's metrics.jsonl, including steps that a resumed run has repeated."""
+    """Return the valid lines of a run's metrics.jsonl, including steps that a resumed run has repeated."""
     return metrics(read_lines(run / METRICS))
 
 
 def last_of_each_step(lines: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return the last line of each step, ordered by step; a resumed run may repeat steps."""
+    """Return the last line of each step, ordered by step. A resumed run may have repeated steps."""
     last = {line["step"]: line for line in lines}
     return [last[step] for step in sorted(last)]
 
 
 def metrics(lines: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return the valid lines of metrics.jsonl, with None for non-finite numbers.
+    """Return the valid lines among `lines` of metrics.jsonl, with None for non-finite numbers.
 
     In valid lines, the step is an int, the attempt a string, and the step time not negative.
     """
-    clean_lines = ({key: _finite_or_none(value) for key, value in line.items()} for line in lines)
-    return [line for line in clean_lines if _is_metric(line)]
+    valid_lines = []
+    for line in lines:
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        if _is_valid_line(finite):
+            valid_lines.append(finite)
+    return valid_lines
 
 
-def _finite_or_none(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_metric(line: JsonObject) -> bool:
-    numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
+def _is_valid_line(line: JsonObject) -> bool:
+    has_numbers = all(line.get(key) is None or is_number(line[key]) for key in _NUMBERS)
     return (
-        numbers
+        has_numbers
         and _is_count(line.get("step"))
         and _is_text(line.get("attempt", ""))
         and (line.get("step_time_s") or 0.0) >= 0.0

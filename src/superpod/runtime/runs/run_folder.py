@@ -1,4 +1,4 @@
-"""The folder of a run, with one numbered folder per attempt (see docs/runs.md)."""
+"""Create, read and lock the folder of a run, which has one numbered folder per attempt (see docs/runs.md)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MESSAGE_CHARS = 4000
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt of a run: `RUN/attempts/NNN`."""
+    """An attempt of a run; its folder is `RUN/attempts/NNN`."""
 
     path: Path
 
@@ -65,13 +65,13 @@ class Attempt:
 
     @property
     def result(self) -> JsonObject:
-        """The content of result.json; {} if it cannot be read or its state is not one of STATES."""
+        """The content of result.json; {} if it cannot be read or has an unknown state."""
         result = read_json(self.path / "result.json") or {}
         return result if result.get("state") in STATES else {}
 
     @property
     def resume(self) -> JsonObject:
-        """The decision of `runtime/checkpoints/resume.py`; {} if there is none.
+        """The checkpoint from which the attempt resumes (`runtime/checkpoints/resume.py`); {} before it is selected.
 
         Keys: `step`, `checkpoint` (its name), `samples` (position in the data), `layout` (parallel sizes), `set_aside`
         (corrupt checkpoints), `lost_steps` (steps that only these contained), and `words` (a summary in one line).
@@ -86,21 +86,19 @@ class Attempt:
 
     @property
     def counts(self) -> bool:
-        """Whether the attempt counts: not if its ranks were not started because of bad nodes."""
+        """Whether the attempt counts as a try. False if its ranks were not started because of bad nodes."""
         return self.result.get("counts") is not False
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
-        """Return the newest heartbeat of a rank (t, step, phase, host, moved, ...); {} if there is none."""
+        """Return the newest heartbeat of a rank (keys: `heartbeat_pages.decode`); {} if there is none."""
         return heartbeat_pages.read_rank(self.path / "heartbeat", rank)
 
     def heartbeats(self) -> dict[int, JsonObject]:
-        """Return the newest heartbeat of each rank."""
+        """Return the newest heartbeat of each rank, by rank."""
         return heartbeat_pages.read_ranks(self.path / "heartbeat")
 
     def write_env(self, environ: Mapping[str, str]) -> None:
-        """Write env.json: relevant environment variables without secrets, versions, machine, commit. Raises
-        UserError.
-        """
+        """Write env.json: environment variables without secrets, versions, commit, machine. Raises UserError."""
         from superpod.common.redaction import environment_view
         from superpod.runtime.runs.versions import machine_facts
 
@@ -108,25 +106,28 @@ class Attempt:
             write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
 
     def mark(self, state: str, **more: object) -> None:
-        """Set the state of an unfinished attempt (queued, running, saving). Raises ValueError for other states."""
+        """Set the state of an unfinished attempt and further keys of its result.json.
+
+        Raises ValueError if the state is unknown or `done`, and UserError if the file cannot be written.
+        """
         if state not in STATES or state == State.DONE:
-            raise ValueError(f"not a state of an unfinished attempt: {state}")
+            raise ValueError(f"{state!r} is not a state of an unfinished attempt")
         with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
     def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: object) -> str:
         """Write the final result.json of the attempt, even on a full disk; return the recorded state.
 
-        The state is `failed` instead of `done` if there is no done marker. `more` contains further keys, such as
-        last_step. Raises ValueError for an unknown state.
+        `done` is recorded as `failed` if there is no done marker. `more` contains further keys, such as last_step.
+        Raises ValueError if the state is unknown, and UserError if the file cannot be written.
         """
         if state not in STATES:
-            raise ValueError(f"unknown state {state!r}; known: {', '.join(STATES)}")
+            raise ValueError(f"unknown state {state!r}; the states are {', '.join(STATES)}")
         if state == State.DONE and not (self.path.parents[1] / DONE).is_file():
             state = State.FAILED
             message = message or "the job ended before its last step (no done marker)"
         end_facts = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
-        (self.path / ".reserve").unlink(missing_ok=True)  # reserves space for result.json on a full disk
+        (self.path / ".reserve").unlink(missing_ok=True)  # frees space for result.json on a full disk
         with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, **end_facts}, even_in_place=True)
         return state
@@ -140,10 +141,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str]) -> RunFolder:
-        """Create a new run folder with run.json (`facts`, recipe, t and id) and recipe.txt.
+        """Create a run folder in `runs` with run.json (`facts`, recipe, t and id) and recipe.txt (`recipe_lines`).
 
-        Only this user can write to it or replace it (owner.py). If the folder is not writable, a file with this name
-        exists, or the disk is full, raises UserError and leaves no files.
+        Only this user can write to it or replace it (owner.py). Raises UserError, and leaves no files, if `runs` is not
+        writable, a file with the name of the recipe exists, or the disk is full.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} is not a valid folder name", "use letters, digits, '.', '_', '+' and '-'")
@@ -161,18 +162,18 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open the run at `path`. Raises UserError if it does not exist or its run.json has invalid values."""
+        """Open the run with the folder `path`. Raises UserError if run.json is missing or has invalid values."""
         run = cls(Path(path).absolute())
         facts = read_json(run.path / "run.json")
         if facts is None:
             raise UserError(
                 f"{path} is not a run folder: it has no readable run.json",
-                "pass a folder RUNS/RECIPE/TIME-ID, as printed by `recipes run`",
+                "pass a folder RUNS/RECIPE/TIME-ID, which `recipes run` prints",
             )
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
             move_command = f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}"
             # The script of a Slurm run contains the runtime of its version, which writes to links/.
-            hint = "start a new run" if (run.path / "job.sbatch").exists() else move_command
+            hint = "start a new run" if (run.path / "job.sbatch").exists() else f"run `{move_command}`"
             raise UserError(f"{run.path} was written by version 0.1, which stored attempts in links/", hint)
         problem = problem_in(facts)
         if problem:
@@ -181,7 +182,7 @@ class RunFolder:
 
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
-        """Return the newest run of a recipe with a readable run.json; None if there is none. Raises UserError."""
+        """Return a recipe's newest run in `runs` with a valid run.json; None if there is none. Raises UserError."""
         folders = (recipe, f"{recipe}.{owner.user_name(os.geteuid())}")  # see owner.folder_in
         files = [file for folder in folders for file in (Path(runs).absolute() / folder).glob("*/run.json")]
         newest, newest_key = None, ("", 0.0)
@@ -189,7 +190,7 @@ class RunFolder:
             facts = read_json(file)
             if not facts or problem_in(facts):
                 continue
-            key = (file.parent.name[:16], facts.get("t", 0))  # the second in the folder's name, then the exact time
+            key = (file.parent.name[:16], facts.get("t", 0))  # the time in the folder's name, in s, then the exact time
             if newest is None or key > newest_key:
                 newest, newest_key = file.parent, key
         return cls.open(newest) if newest else None
@@ -210,31 +211,30 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def output(self, job: str) -> Path:
-        """Return the path of a job's batch output, which excludes the output of the ranks: `slurm-JOB.out`."""
+        """Return the path of the output of a job's batch script, `slurm-JOB.out`; that of the ranks is elsewhere."""
         return self.path / f"slurm-{job}.out"
 
     @property
     def attempts(self) -> list[Attempt]:
         """The attempts so far, oldest first."""
-        return [
-            Attempt(p) for p in sorted((self.path / "attempts").glob("*"), key=_attempt_number) if p.name.isdecimal()
-        ]
+        folders = [folder for folder in (self.path / "attempts").glob("*") if folder.name.isdecimal()]
+        return [Attempt(folder) for folder in sorted(folders, key=lambda folder: int(folder.name))]
 
     @property
     def done(self) -> bool:
-        """Whether the job has written the done marker: max_steps reached and the last checkpoint saved."""
+        """Whether the done marker exists: max_steps are trained, and the last checkpoint is saved."""
         return (self.path / DONE).is_file()
 
     @property
     def is_local(self) -> bool:
-        """Whether the run is local to this machine, so that a lock shows whether it is running."""
+        """Whether the run was started without Slurm, so that a lock shows whether it is running."""
         last = self.attempts[-1] if self.attempts else None
         attempt = AttemptFiles(last.name, last.result) if last else None
         return run_state.is_local(attempt, has_script=(self.path / SCRIPT).exists())
 
     @property
     def stop(self) -> Stop | None:
-        """Why and by whom the run was stopped; None if it was not. An unreadable marker also stops the run."""
+        """The content of the stop marker; None if there is none. An unreadable marker stops the run too."""
         marker = read_json(self.path / STOP)
         if marker is None and not os.path.lexists(self.path / STOP):
             return None
@@ -242,60 +242,61 @@ class RunFolder:
 
     @property
     def resumed_after(self) -> int:
-        """The number of the newest attempt when the user resumed the stopped run; 0 = never."""
+        """The number of the newest attempt when the user resumed the stopped run; 0 if the user never did."""
         attempt_name = (read_json(self.path / RESUMED) or {}).get("after")
         return int(attempt_name) if is_number(attempt_name) else 0
 
     @property
     def has_pending_export(self) -> bool:
-        """Whether training is done but the Hugging Face folder must still be exported."""
+        """Whether training is done, but the Hugging Face folder has not been exported yet."""
         return self.done and pending_export.folder_of(self.path) is not None
 
     def metrics(self) -> list[JsonObject]:
-        """Return the last line of each step in metrics.jsonl, ordered by step; invalid lines are ignored."""
+        """Return the last valid line of each step in metrics.jsonl, ordered by step."""
         return last_of_each_step(read_metrics(self.path))
 
     def newest_metrics(self) -> list[JsonObject]:
-        """Return the last lines of metrics.jsonl (64 KiB), including repeated steps."""
+        """Return the valid lines in the last 64 KiB of metrics.jsonl, including repeated steps."""
         return metrics(tail_lines(self.path / METRICS))
 
     def reopen(self, max_steps: int) -> JsonObject:
-        """Remove the done marker of an earlier attempt and return it.
+        """Remove the done marker before more steps are trained; return its content, {} if there is none.
 
-        Raises UserError if the run is already done at `max_steps`.
+        Raises UserError if the run has trained `max_steps` steps already.
         """
         marker = read_json(self.path / DONE) or {}
         step = marker.get("step")
         if not is_number(step):
             step = 0
         if self.done and step >= max_steps:
-            raise UserError(f"{self.path} is done at step {step}", f"train more steps: trainer.max_steps={2 * step}")
+            hint = f"to train more steps, set for example trainer.max_steps={2 * step}"
+            raise UserError(f"{self.path} is done at step {step}", hint)
         with as_user_errors(self.path):
-            # The attempt that follows writes it again; until then, the run must not count as done.
+            # The next attempt writes it again; until then, the run must not count as done.
             (self.path / DONE).unlink(missing_ok=True)
         return marker
 
     def restore_done(self, marker: JsonObject) -> None:
-        """Restore the done marker that `reopen` removed, after an attempt without a step. Raises UserError."""
+        """Write back the done marker that `reopen` returned, after an attempt without a step. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / DONE, marker)
 
     def update(self, facts: JsonObject, recipe_lines: list[str]) -> None:
-        """Update run.json and recipe.txt for an attempt after its first step. Raises UserError."""
+        """Add `facts` to run.json and replace the lines of recipe.txt. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
 
     def write_plan(self, plan: JsonObject) -> None:
-        """Write plan.json. Raises UserError."""
+        """Write `plan` to plan.json. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / "plan.json", plan)
 
     def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
-        """Create the next attempt, in `state`.
+        """Create the next attempt in the state `state`; `job` is the id of its Slurm job, '' without Slurm.
 
-        The caller holds `lock()`: a running attempt without the lock counts as killed, unless it belongs to a Slurm
-        `job`. If there is no space or no permission, raises UserError and leaves no attempt.
+        The caller holds `lock()`, since a running attempt without Slurm counts as killed if nobody holds it. Raises
+        UserError, and leaves no attempt, if there is no space or no permission.
         """
         with as_user_errors(self.path):
             while True:
@@ -307,9 +308,8 @@ class RunFolder:
             try:
                 for name in ("logs", "heartbeat"):
                     (attempt.path / name).mkdir()
-                (attempt.path / ".reserve").write_bytes(
-                    os.urandom(_RESERVE_BYTES)
-                )  # random, since file systems may compress zeros
+                # Random bytes, since file systems may compress zeros.
+                (attempt.path / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))
                 start = {"state": state, "started": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
                 write_json(attempt.path / "result.json", {**start, "job": job, "attempt": attempt.name})
             except BaseException:  # otherwise an attempt without a result would count as killed
@@ -322,7 +322,7 @@ class RunFolder:
         """Hold the lock of the run, so that one attempt runs at a time. The kernel releases it when this process exits.
 
         Raises UserError, naming the holder, if another process holds it or ranks of a dead launcher are still running.
-        If `ranks` is False, ranks are not checked: Slurm has ended their job, and they may be on an unreachable node.
+        With `ranks` False, ranks are not checked, since Slurm has ended their job or they are on an unreachable node.
         """
         with as_user_errors(self.path):
             handle = locks.acquire(self.path / locks.LAUNCHER)
@@ -338,15 +338,18 @@ class RunFolder:
             os.close(handle)
 
     def state(self) -> State:
-        """Return the state, based on the files alone."""
+        """Return the state of the run, based on its files alone."""
         return self.status().state
 
     def status(self, slurm: SlurmJobs | None = None, now: float | None = None) -> Status:
-        """Return the state and the message (`run_state.status_of`), based on the files and the Slurm jobs, if given."""
+        """Return the state of the run and a message, based on its files and, if given, its Slurm jobs.
+
+        `now` is the Unix time for stall detection; None = the current time.
+        """
         return run_state.status_of(self.state_files(), slurm, now or time.time())
 
     def state_files(self) -> RunFiles:
-        """Read all files that determine the state of the run."""
+        """Read the files that determine the state of the run."""
         last = self.attempts[-1] if self.attempts else None
         attempt = AttemptFiles(last.name, last.result) if last else None
         export_folder = pending_export.folder_of(self.path)
@@ -381,19 +384,20 @@ class RunFolder:
 
     @property
     def resume_hint(self) -> str:
-        """A phrase with the command that resumes the run."""
+        """A clause with the command that resumes the run: "`recipes run ...` resumes it"."""
         return run_state.resume_hint(self.path, self.facts)
 
     def discard_unfinished(self) -> list[Path]:
-        """Remove incomplete checkpoints based on NeMo's marks (checkpoint_folder.py). Call it under `lock()`. Raises
-        UserError.
+        """Remove incomplete checkpoints that NeMo has marked; return their paths. The caller holds `lock()`.
+
+        Raises UserError.
         """
         with as_user_errors(self.checkpoints):
             return discard_unfinished(self.checkpoints, complete_too=False)
 
 
 def _create_unique_folder(parent: Path) -> Path:
-    """Create `parent/{utc}-{id}`. Since mkdir is atomic, two processes never get the same folder."""
+    """Create `parent/{utc}-{id}` and return it. Since mkdir is atomic, two processes never get the same folder."""
     while True:
         path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
@@ -401,26 +405,20 @@ def _create_unique_folder(parent: Path) -> Path:
             return path
 
 
-def _attempt_number(path: Path) -> int:
-    return int(path.name) if path.name.isdecimal() else -1
-
-
 @contextlib.contextmanager
 def as_user_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError to a UserError with a hint."""
+    """Convert an OSError within the block to a UserError with a hint; `path` is named if the error names no file."""
     try:
         yield
     except OSError as error:
         location = error.filename or path
         if is_full(error):
-            message, hint = f"no space left for {location}", "free up space there, or use another folder for runs"
+            message, hint = f"no space left for {location}", "free up space, or use a folder for runs on another disk"
         elif isinstance(error, (FileExistsError, NotADirectoryError)):
             message, hint = f"{location} must be a folder, but a file exists there", "move it, or use another folder"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            message, hint = (
-                f"cannot write {location}: {error.strerror}",
-                "use a folder for which you have write permission",
-            )
+            message = f"cannot write {location}: {error.strerror}"
+            hint = "use a folder for which you have write permission"
         elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             message = f"the file system of {location} does not support file locks"
             hint = "mount it with flock, or use another file system"

@@ -1,7 +1,7 @@
 """Determine the state of a run from the files in its folder and its Slurm jobs.
 
-`RunFolder.state_files` reads the files, and `status_of` decides. This module does not access files, so that every case
-can be tested. Standard library only.
+`RunFolder.state_files` reads the files, and `status_of` determines the state. This module does not access files, so
+that every case can be tested. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from superpod.common.json_files import JsonObject, is_number
+from superpod.common.json_files import JsonObject, is_number, number_or_none
 from superpod.diagnosis import job_end
 from superpod.runtime.heartbeat import stall
 
 DONE = "done"
-"""`RUN/done`, written inside the job once max_steps are reached and the last checkpoint is saved."""
+"""`RUN/done`, written by the job once max_steps are trained and the last checkpoint is saved."""
 
 STOP = "stop"
-"""`RUN/stop`, the marker of a run that must not continue by itself: `{"t": Unix time, "reason": text, "by": ...}`."""
+"""`RUN/stop`, the marker that prevents further attempts: `{"t": Unix time, "reason": text, "by": StoppedBy}`."""
 
 RESUMED = "again.json"
 """`RUN/again.json`, written when the user resumes a stopped run: `{"after": number of its newest attempt}`."""
@@ -33,16 +33,16 @@ SCRIPT = "job.sbatch"
 """The batch script of a run, written by `recipes submit`."""
 
 UNRECORDED = "ended without a result (killed?)"
-"""The message of a local attempt that was killed before it recorded its end."""
+"""Message of a local attempt that was killed before it recorded its end."""
 
 LAUNCHER_KILLED = "killed"
-"""Key of result.json: a message that the launcher of a local run was killed, written by its watchdog."""
+"""Key of result.json: a sentence about the killed launcher of a local run, written by its watchdog."""
 
 STALLED_S = 600.0
 """Default stall timeout: seconds without progress after which a rank counts as stalled."""
 
 SUBMITTING_S = 120.0
-"""Seconds after the creation of its folder during which a run without jobs counts as being submitted."""
+"""Seconds after the creation of its folder in which a run without jobs counts as being submitted."""
 
 
 class State(str, enum.Enum):
@@ -57,14 +57,14 @@ class State(str, enum.Enum):
     CANCELLED = "cancelled"
     STALLED = "stalled"
     UNREADABLE = "unreadable"
-    """for folders that cannot be read; never recorded by an attempt"""
+    """the run folder cannot be read; never recorded by an attempt"""
 
     def __str__(self) -> str:
         return self.value
 
     @property
     def continues(self) -> bool:
-        """Whether a run in this state continues automatically as long as jobs are queued."""
+        """Whether a run in this state continues automatically if jobs are queued."""
         return self in (State.QUEUED, State.RUNNING, State.SAVING, State.REQUEUED, State.STALLED)
 
 
@@ -89,7 +89,7 @@ class Stop:
 
     @classmethod
     def from_marker(cls, marker: JsonObject | None) -> Stop:
-        """Parse the content of the file; None = unreadable, which also stops the run."""
+        """Parse the content of `RUN/stop`; None = unreadable, which stops the run too."""
         if marker is None:
             return cls(f"the file {STOP} exists, but does not contain a reason", StoppedBy.AUTOMATIC)
         reason, by = str(marker.get("reason", "?")), marker.get("by")
@@ -122,13 +122,13 @@ class SlurmJobs:
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """The files of the newest attempt."""
+    """The content of the newest attempt's files."""
 
     name: str
     result: JsonObject
     """result.json; {} if it is missing or incomplete"""
     heartbeats: Mapping[int, JsonObject] = field(default_factory=dict)
-    """rank -> newest heartbeat; read only for an attempt that may be running"""
+    """rank -> newest heartbeat; empty for an attempt that cannot be running"""
 
     @property
     def is_local(self) -> bool:
@@ -137,12 +137,12 @@ class AttemptFiles:
 
     @property
     def state(self) -> State:
-        """The recorded state."""
+        """The state in result.json; failed if it is missing."""
         return State(self.result.get("state", State.FAILED))
 
     @property
     def message(self) -> str:
-        """The recorded message."""
+        """The message in result.json; '' if it is missing."""
         return str(self.result.get("message", ""))
 
     @property
@@ -153,7 +153,7 @@ class AttemptFiles:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run folder that determine its state, read at one point in time."""
+    """The content of the files that determine the state of a run, read at one point in time."""
 
     path: Path
     facts: JsonObject = field(default_factory=dict)
@@ -166,17 +166,17 @@ class RunFiles:
     pending_export: str | None = None
     """the folder that a trained run must still export"""
     is_locked: bool = False
-    """whether a launcher or a rank holds the lock; read only if needed"""
+    """whether a launcher or a rank holds the lock; False if the state does not depend on it"""
     attempt: AttemptFiles | None = None
     """the newest attempt; None before the first"""
     has_script: bool = False
     has_chain: bool = False
     job_output: str | None = None
-    """for a run without attempts: file name and last line of the output of its newest job"""
+    """for a run without attempts: file name and last line of its newest job's output"""
 
     @property
     def is_local(self) -> bool:
-        """Whether the run is local to this machine, without Slurm."""
+        """Whether the run was started without Slurm."""
         return is_local(self.attempt, has_script=self.has_script)
 
     @property
@@ -186,7 +186,7 @@ class RunFiles:
 
 
 def is_local(attempt: AttemptFiles | None, *, has_script: bool) -> bool:
-    """Return whether a run was started by `recipes run` or `finetune`, from its newest attempt and SCRIPT."""
+    """Return whether a run was started without Slurm, from its newest attempt and the existence of SCRIPT."""
     return not has_script and attempt is not None and attempt.is_local
 
 
@@ -199,22 +199,21 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a run, with the reason in `message`, and the name of the newest attempt or ''."""
+    """The state of a run, with its reason and facts about the newest attempt."""
 
     state: State
     message: str = ""
     attempt: str = ""
+    """name of the newest attempt; '' before the first"""
     exit_code: int | None = None
     cause: Cause | None = None
 
 
 def status_of(files: RunFiles, slurm: SlurmJobs | None, now: float) -> Status:
-    """Determine the status of a run.
+    """Return the status of a run from its files and its Slurm jobs.
 
-    Args:
-        files: the files in its folder.
-        slurm: its jobs; None = unknown, so that only the files are used. Ignored for a local run.
-        now: Unix time, for stall detection.
+    `slurm` is ignored for a local run; None = the jobs are unknown, so that only the files are used. `now` is the Unix
+    time for stall detection.
     """
     if files.is_done:
         return _done_status(files)
@@ -229,13 +228,14 @@ def status_of(files: RunFiles, slurm: SlurmJobs | None, now: float) -> Status:
 
 
 def _status(files: RunFiles, state: State, message: str = "", cause: Cause | None = None) -> Status:
+    """Return a status with the name and exit code of the newest attempt."""
     if files.attempt is None:
         return Status(state, message)
     return Status(state, message, files.attempt.name, files.attempt.result.get("exit_code"), cause)
 
 
 def _done_status(files: RunFiles) -> Status:
-    """Return the status of a run with a done marker: done, unless an export or additional steps are pending."""
+    """Return the status of a run with a done marker: done, unless its export or more steps are pending."""
     if files.pending_export:
         return _pending_export_status(files, files.pending_export)
     if files.attempt is None:
@@ -248,6 +248,7 @@ def _done_status(files: RunFiles) -> Status:
 
 
 def _pending_export_status(files: RunFiles, folder: str) -> Status:
+    """Return the status of a trained run that must still export to `folder`."""
     if files.is_locked:
         return _status(files, State.RUNNING, "trained; exporting the best checkpoint")
     hint = resume_hint(files.path, files.facts)
@@ -260,7 +261,7 @@ def _pending_export_status(files: RunFiles, folder: str) -> Status:
 
 
 def _local_status(files: RunFiles, now: float) -> Status:
-    """Return the status of a local run, whose processes hold its locks while they run."""
+    """Return the status of a local run that is not done. Its processes hold its locks while they run."""
     attempt = files.attempt
     assert attempt is not None
     if attempt.state not in (State.RUNNING, State.SAVING):
@@ -278,12 +279,12 @@ def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | Non
         return _live_status(files, attempt, now)
     state, message = _state_between_attempts(attempt, slurm)
     if state is State.REQUEUED and slurm and not slurm.queued and files.has_chain:
-        message += f": recipes top-up {shlex.quote(str(files.path))}"
+        message += f": run `recipes top-up {shlex.quote(str(files.path))}`"
     return _status(files, state, message)
 
 
 def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
-    """Return whether the job of the newest attempt is running; if Slurm does not answer, use the recorded state."""
+    """Return whether the job of an attempt is running; without `slurm`, from its recorded state."""
     if not attempt.result:  # the id of its job is unknown, but a run has only one running job
         return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in job_end.LIVE_STATES
     if slurm is None:
@@ -293,7 +294,7 @@ def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
 
 
 def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> tuple[State, str]:
-    """Return the state and message of a run without a running attempt; another job may be queued."""
+    """Return the state and message of a Slurm run whose newest attempt is not running. A job may be queued."""
     state, message = attempt.state, attempt.message
     if not attempt.result:
         message = f"attempts/{attempt.name}/result.json cannot be read"
@@ -312,34 +313,36 @@ def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> t
 
 
 def _state_before_first_attempt(files: RunFiles, slurm: SlurmJobs | None, now: float) -> tuple[State, str]:
+    """Return the state and message of a Slurm run without attempts: queued, or failed if no job is left."""
     if slurm is None:
         return State.QUEUED, "no attempt has started"
     if slurm.queued:
         job = slurm.queued[0]
         if job.reason == "DependencyNeverSatisfied":
-            never = "will never start: the job on which it depends has failed (DependencyNeverSatisfied); cancel it"
-            return State.QUEUED, never
+            message = "will never start: the job on which it depends has failed (DependencyNeverSatisfied); cancel it"
+            return State.QUEUED, message
         if job.start in ("N/A", ""):
             return State.QUEUED, job.reason
         return State.QUEUED, f"{job.reason}, expected to start {job.start}"
     created = files.facts.get("t")
-    is_submitted = files.has_script and not files.has_chain
-    if is_submitted and is_number(created) and now - created < SUBMITTING_S:
+    is_submitting = files.has_script and not files.has_chain
+    if is_submitting and is_number(created) and now - created < SUBMITTING_S:
         return State.QUEUED, "being submitted"
     why = files.job_output or "its jobs left the queue before they started"
     return State.FAILED, f"no attempt has started, and no job is queued; {why}"
 
 
 def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
-    """Return the status of a run whose processes are running: stalled, saving or running, based on the heartbeats."""
-    own_limit = files.facts.get("stalled_s")
-    limit = float(own_limit) if is_number(own_limit) and own_limit else STALLED_S
-    start_time = attempt.result.get("started")
-    ran_s = now - start_time if is_number(start_time) and start_time else 0.0
+    """Return the status of a run whose processes are running, from its heartbeats: stalled, saving or running."""
+    timeout_s = number_or_none(files.facts.get("stalled_s")) or STALLED_S
+    start_time = number_or_none(attempt.result.get("started"))
+    ran_s = now - start_time if start_time else 0.0
     nodes = attempt.result.get("nodes")
-    silent = stall.silent_rank(attempt.heartbeats, nodes if isinstance(nodes, list) else [], limit, ran_s, now)
-    if silent:
-        return _status(files, State.STALLED, silent)
+    stall_message = stall.silent_rank(
+        attempt.heartbeats, nodes if isinstance(nodes, list) else [], timeout_s, ran_s, now
+    )
+    if stall_message:
+        return _status(files, State.STALLED, stall_message)
     is_saving = attempt.heartbeats.get(0, {}).get("phase") == "save"
     # The message of a stalled attempt is obsolete once its ranks make progress.
     message = "" if attempt.state is State.STALLED else attempt.message
@@ -347,7 +350,7 @@ def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
 
 
 def resume_hint(path: Path, facts: JsonObject) -> str:
-    """Return a phrase with the command that resumes a run; `facts` is the content of its run.json."""
+    """Return the clause "`recipes run ...` resumes it" for the run at `path`; `facts` is its run.json."""
     recipe, cluster = facts.get("recipe", path.parent.name), facts.get("cluster")
     command = f"{recipe} --resume {shlex.quote(str(path))}"
     if cluster:
@@ -357,4 +360,5 @@ def resume_hint(path: Path, facts: JsonObject) -> str:
 
 
 def _join(*parts: object) -> str:
+    """Join the parts that are not empty by semicolons."""
     return "; ".join(str(part) for part in parts if part)

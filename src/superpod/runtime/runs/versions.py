@@ -1,4 +1,4 @@
-"""Collect versions, commit and machine for env.json, and check for incompatible versions."""
+"""Collect the versions, commit and machine for env.json, and refuse incompatible versions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ KNOWN_BAD = (
     ("nemo_toolkit", "2.7.", "megatron-core", "0.16", "NeMo 2.7 passes arguments that Megatron-Core 0.16 has dropped"),
     ("nemo_run", "0.11.", "leptonai", "0.4", "NeMo-Run 0.11 does not import with leptonai 0.47; 0.27.3 does"),
 )
-"""Incompatible pairs: package, version prefix, package, version prefix, reason."""
+"""Incompatible pairs as (package, version prefix, other package, its version prefix, reason)."""
 
 
 class Range(NamedTuple):
-    """The permitted versions of a package, and the reason."""
+    """The permitted versions of a package: `least` <= version < `below`."""
 
     package: str
     least: str
     below: str
-    """the first version that is not permitted; "" = none"""
+    """the first version that is not permitted; "" = no limit"""
     why: str
+    """the reason for the limits"""
 
 
 VERIFIED = (
@@ -52,7 +53,7 @@ VERIFIED = (
     ),
     Range("transformer-engine", "2.9", "2.10", "required by megatron-core 0.15.3; recipes are verified with it"),
 )
-"""The versions with which the recipes are verified. On a GPU, all these packages are required."""
+"""The versions with which the recipes are verified. On a GPU, all of these packages are required."""
 
 IGNORE = "SUPERPOD_UNPROVEN_VERSIONS"
 """Environment variable: with 1 in a profile's [env], versions outside `VERIFIED` are reported but accepted."""
@@ -61,12 +62,12 @@ SHOWN_PACKAGES = ("torch", "nemo_toolkit", "megatron-core", "transformer-engine"
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and the packages in REPORTED; None if not installed."""
+    """Return the version of Python and of each package in REPORTED_PACKAGES; None if it is not installed."""
     return {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED_PACKAGES}}
 
 
 def commit() -> str | None:
-    """Return the git commit of this project, with `+changes` if files were changed; None outside a git checkout."""
+    """Return the git commit of this project, with `+changes` if tracked files differ; None outside a git checkout."""
     if not (PROJECT / ".git").exists():
         return None
     head = output_of(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
@@ -77,7 +78,7 @@ def commit() -> str | None:
 
 
 def machine_facts() -> JsonObject:
-    """Return versions, commit, command line and machine for env.json."""
+    """Return the versions, commit, command line and hardware of this machine as the JSON object for env.json."""
     from superpod.common.redaction import redact_text
 
     return {
@@ -92,7 +93,7 @@ def machine_facts() -> JsonObject:
 
 
 def bad_pair(version: Mapping[str, str]) -> str:
-    """Return why these installed versions are incompatible; '' if they are not known to be."""
+    """Return the reason why the installed versions (package -> version) are incompatible; '' if none is known."""
     for one, this, other, that, why in KNOWN_BAD:
         if version.get(one, "").startswith(this) and version.get(other, "").startswith(that):
             return f"{one} {version[one]} with {other} {version[other]}: {why}"
@@ -102,7 +103,7 @@ def bad_pair(version: Mapping[str, str]) -> str:
 def find_violations(
     version: Mapping[str, str], ranges: Iterable[Range] = VERIFIED, *, on_gpu: bool = True
 ) -> list[str]:
-    """Return a message for each package outside its range, and on a GPU for each missing one."""
+    """Return a message for each package outside its range, and with `on_gpu` for each missing package."""
     problems = []
     for package, least, below, why in ranges:
         limits = f"{least} or later, below {below}" if below else f"{least} or later"
@@ -110,13 +111,15 @@ def find_violations(
         if installed is None:
             if on_gpu:
                 problems.append(f"{package} is missing, but must be {limits}: {why}")
-        elif numbers(installed) < numbers(least) or (below and numbers(installed) >= numbers(below)):
+        elif release_numbers(installed) < release_numbers(least) or (
+            below and release_numbers(installed) >= release_numbers(below)
+        ):
             problems.append(f"{package} is {installed}, but must be {limits}: {why}")
     return problems
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers, without suffix and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 is (0, 16)."""
+def release_numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version without suffix and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 (0, 16)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     parts = [int(part) for part in match[0].split(".")] if match else []
     while parts and parts[-1] == 0:
@@ -125,7 +128,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def requirements_of(facts: Mapping[str, object]) -> list[Range]:
-    """Return the requirements of a run in addition to `VERIFIED`, from `needs` in its run.json; [] = none."""
+    """Return the requirements of a run in addition to `VERIFIED`, from `needs` in its run.json, `facts`."""
     rows = facts.get("needs")
     if not isinstance(rows, list):
         return []
@@ -133,8 +136,8 @@ def requirements_of(facts: Mapping[str, object]) -> list[Range]:
 
 
 UNSEEN_AT_TIMES = (cudnn.NAME, "triton")
-"""Packages that may exist although they are not found here: torch finds cuDNN itself, and images may contain Triton
-under another name, such as pytorch-triton."""
+"""Packages that may be installed although `installed_versions` does not find them: torch finds cuDNN itself, and images
+may contain Triton under another name, such as pytorch-triton."""
 
 IMAGE = "use an image with these versions: docs/slurm.md, The container"
 
@@ -142,16 +145,22 @@ IMAGE = "use an image with these versions: docs/slurm.md, The container"
 def refusal(
     version: Mapping[str, str], facts: Mapping[str, object], environ: Mapping[str, str], move: str = IMAGE
 ) -> str:
-    """Return why a run with these facts must not start with these versions, with the hint `move`; '' if it may."""
+    """Return the reason why a run must not start with the installed versions, and the hint `move`; '' if it may.
+
+    Args:
+        version: package -> installed version (`installed_versions`).
+        facts: the content of run.json.
+        environ: environment variables; IGNORE permits versions that are not verified.
+        move: the hint.
+    """
     conflict = bad_pair(version)
     if conflict:
         return conflict
 
     on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and does not need Transformer Engine
     needs = requirements_of(facts) if on_gpu else []
-    own_violations = find_violations(
-        version, [need for need in needs if need.package in version or need.package not in UNSEEN_AT_TIMES]
-    )
+    visible_needs = [need for need in needs if need.package in version or need.package not in UNSEEN_AT_TIMES]
+    own_violations = find_violations(version, visible_needs)
     known_violations = find_violations(version, on_gpu=on_gpu)
     if known_violations and environ.get(IGNORE) == "1":
         print(f"{IGNORE}=1: " + "; ".join(known_violations), flush=True)
@@ -178,7 +187,7 @@ def cuda_of_torch() -> str:
 
 
 def installed_versions(more: Iterable[str] = ()) -> dict[str, str]:
-    """Return the installed versions of the packages in SHOWN, KNOWN_BAD and `more`, and the CUDA of torch as `cuda`.
+    """Return the installed versions of SHOWN_PACKAGES, `more` and those in KNOWN_BAD, and the CUDA of torch as `cuda`.
 
     cuDNN is included only if `more` contains it and torch supports CUDA.
     """
@@ -190,16 +199,15 @@ def installed_versions(more: Iterable[str] = ()) -> dict[str, str]:
     if library:
         versions[cudnn.NAME] = library
     for name in {*SHOWN_PACKAGES, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda", cudnn.NAME}:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        version = version_of(name)
+        if version:
+            versions[name] = version
     return versions
 
 
 @cache
 def version_of(name: str) -> str | None:
-    """Return the version of a distribution; None if it is not installed."""
+    """Return the version of the distribution `name`; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -207,7 +215,7 @@ def version_of(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor from /proc/cpuinfo."""
+    """Return the name of the processor from /proc/cpuinfo, or else the machine type."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -216,12 +224,12 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, within the limits of Slurm or a container."""
+    """Return the number of cores on which this process may run, according to its CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def ram_bytes() -> int:
-    """Return the memory of this machine in bytes."""
+    """Return the physical memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
