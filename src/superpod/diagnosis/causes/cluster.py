@@ -10,8 +10,7 @@ CAUSES = (
         ENDING,
         "the job reached its time limit",
         "`recipes submit NAME --resume RUN` resumes it; set a longer limit with --time, or save more often with a "
-        "smaller "
-        "log.ckpt.every_n_train_steps",
+        "smaller log.ckpt.every_n_train_steps",
         (
             Pattern("due to time limit", any_level=True),
             Pattern(
@@ -130,8 +129,7 @@ CAUSES = (
         PROGRAM,
         "the container did not start: a path to mount does not exist on the node or may not be mounted",
         "compare container.mounts in the profile with the node (`recipes cluster check PROFILE`): SRC must exist on "
-        "the "
-        "node, and the parent of DST in the image",
+        "the node, and the parent of DST in the image",
         (
             Pattern("failed to mount"),
             Pattern("invalid mount", sure=CERTAIN),

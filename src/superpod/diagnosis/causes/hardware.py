@@ -12,8 +12,7 @@ CAUSES = (
         GROUND,
         "a GPU has fallen off the bus: the node no longer detects it",
         "exclude the node, have it rebooted or repaired, and check it with `recipes cluster health PROFILE --nodes "
-        "NODE`; "
-        "then resume",
+        "NODE`; then resume",
         (
             Pattern("fallen off the bus", any_level=True),
             Pattern("xid", _XID.format(codes="79"), any_level=True),
@@ -253,8 +252,7 @@ CAUSES = (
         PROGRAM,
         "an operation is not permitted during CUDA graph capture",
         "first run without CUDA graphs (enable_cuda_graph=False, --cuda-graph-impl none); then look for operations "
-        "that "
-        "synchronize",
+        "that synchronize",
         (
             Pattern("when stream is capturing"),
             Pattern("cudaerrorstreamcapture"),
@@ -307,8 +305,7 @@ CAUSES = (
         ENDING,
         "a rank crashed in compiled code (for example, with a segmentation fault)",
         "PYTHONFAULTHANDLER=1 prints the Python stack, and a core dump (ulimit -c unlimited) contains the rest; the "
-        "usual "
-        "reason is libraries from different releases: `recipes doctor`",
+        "usual reason is libraries from different releases: `recipes doctor`",
         (
             Pattern("segmentation fault"),
             Pattern("sigsegv", r"SIGSEGV(?! or other unexpected errors)"),

@@ -166,9 +166,8 @@ CAUSES = (
         "max_connections",
         PROGRAM,
         "the value of CUDA_DEVICE_MAX_CONNECTIONS is not suitable for this communication overlap",
-        "set it to 1 for tensor or context parallelism on GPUs before Blackwell, and leave it unset or set it "
-        "higher for "
-        "FSDP; scripts from `recipes render` set it, and [env] in the profile must not override it",
+        "set it to 1 for tensor or context parallelism on GPUs before Blackwell, and leave it unset or set it higher "
+        "for FSDP; scripts from `recipes render` set it, and [env] in the profile must not override it",
         (Pattern("cuda_device_max_connections", r"(must|should|need|expect|require|set|greater|larger|than 1|not)"),),
     ),
     Cause(

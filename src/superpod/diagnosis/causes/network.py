@@ -52,9 +52,8 @@ CAUSES = (
         ENDING,
         "the ranks no longer make progress, and none reports an error",
         "look at the stacks of the ranks listed for slow code or data, a lock or a disk; a rank without a stack was "
-        "stopped "
-        "or was lost with its node. Then run `recipes submit NAME --resume RUN`; with=fault_tolerance detects hangs "
-        "earlier",
+        "stopped or was lost with its node. Then run `recipes submit NAME --resume RUN`; with=fault_tolerance detects "
+        "hangs earlier",
         (
             Pattern("no longer answers since step"),
             Pattern("is stuck in", r"rank \d+.* is stuck in \w+ since step"),
@@ -193,9 +192,8 @@ CAUSES = (
         "ib_link",
         GROUND,
         "an InfiniBand or RoCE link failed during the run: packets were not acknowledged, or a port went down",
-        "`recipes cluster bisect PROFILE --nodes NODES` finds the node, and ibstat, ibdiagnet and the switch "
-        "counters find "
-        "the cable; exclude the node until it is repaired",
+        "`recipes cluster bisect PROFILE --nodes NODES` finds the node, and ibstat, ibdiagnet and the switch counters "
+        "find the cable; exclude the node until it is repaired",
         (
             Pattern("got completion", r"NET/IBP?\s?: Got completion .*(error|status)", any_level=True, sure=LIKELY),
             Pattern(
@@ -281,11 +279,9 @@ CAUSES = (
         "fabric_manager",
         GROUND,
         "the GPUs of an NVSwitch system cannot communicate: Fabric Manager is not running, or its version does not "
-        "match "
-        "the driver",
+        "match the driver",
         "run systemctl status nvidia-fabricmanager on the node, install the version that matches the driver, and "
-        "reboot; "
-        "NCCL_NVLS_ENABLE=0 only disables NVLink SHARP",
+        "reboot; NCCL_NVLS_ENABLE=0 only disables NVLink SHARP",
         (
             Pattern("system not yet initialized"),
             Pattern("cudaerrorsystemnotready"),

@@ -9,9 +9,8 @@ CAUSES = (
         "loss_is_nan",
         PROGRAM,
         "the loss or a gradient is not a number (NaN)",
-        "resume from a checkpoint before that step with a lower optim.config.lr or a longer warm-up; skip the "
-        "batch; use "
-        "bf16 instead of fp16; `recipes rehearse NAME` compares the layout with a single rank",
+        "resume from a checkpoint before that step with a lower optim.config.lr or a longer warm-up; skip the batch; "
+        "use bf16 instead of fp16; `recipes rehearse NAME` compares the layout with a single rank",
         (
             Pattern("found ", r"found (nan|inf) in"),
             Pattern("unexpected result", r"result (nan|inf)"),
@@ -52,8 +51,7 @@ CAUSES = (
         PROGRAM,
         "the loss jumped within one step",
         "resume from a checkpoint before that step and skip its batch; clip gradients (optim.config.clip_grad), or "
-        "lower "
-        "lr or beta2; inspect that batch",
+        "lower lr or beta2; inspect that batch",
         (
             Pattern("loss spike", r"(detected|found|at (step|iteration))", LIKELY),
             Pattern("spiky loss", r"detected|unexpected", CERTAIN, any_level=True),

@@ -10,8 +10,7 @@ CAUSES = (
         PROGRAM,
         "a token or login is missing, invalid, or lacks permission",
         "set HF_TOKEN (after accepting the license on the page of the model), WANDB_API_KEY or NGC_API_KEY in the "
-        "shell "
-        "from which you submit, never in a file of the run",
+        "shell from which you submit, never in a file of the run",
         (
             Pattern("gated repo"),
             Pattern("gatedrepoerror"),
@@ -45,8 +44,7 @@ CAUSES = (
         PROGRAM,
         "a download from the internet failed: the node has no internet access, or the server did not respond",
         "download the files in advance to HF_HOME on a shared disk and set HF_HUB_OFFLINE=1, or set a proxy "
-        "(HTTPS_PROXY) in "
-        "[env] of the profile; for W&B, set WANDB_MODE=offline",
+        "(HTTPS_PROXY) in [env] of the profile; for W&B, set WANDB_MODE=offline",
         (
             Pattern("max retries exceeded with url"),
             Pattern("we couldn't connect to"),
@@ -86,8 +84,7 @@ CAUSES = (
         PROGRAM,
         "a server temporarily rejects requests, because there were too many from this account or site",
         "download once, with one process, to HF_HOME on a shared disk, and set HF_HUB_OFFLINE=1 for the ranks; or "
-        "retry "
-        "later; HF_TOKEN raises the limit",
+        "retry later; HF_TOKEN raises the limit",
         (
             Pattern(
                 "429", r"(429 Client Error|HTTP\S* 429|status code:? 429|\b429\b.*(Too Many Requests|rate.?limit))"
@@ -170,9 +167,8 @@ CAUSES = (
         "wrong_option",
         PROGRAM,
         "an option or a configuration field is unknown, missing, or has an invalid value",
-        "`recipes show NAME` lists the fields of a recipe, and `--help` the options; for Megatron-LM, use the "
-        "version that"
-        " the script was written for",
+        "`recipes show NAME` lists the fields of a recipe, and `--help` the options; for Megatron-LM, use the version "
+        "that the script was written for",
         (
             Pattern("unrecognized arguments", any_level=True),
             Pattern("usage: ", r"^usage: \S", LIKELY, alone=False, any_level=True),
