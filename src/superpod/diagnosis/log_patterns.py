@@ -26,6 +26,31 @@ GENERIC_ERROR = re.compile(
     r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
 """Errors that follow from an earlier problem, but do not name it."""
+ERROR_LEVEL = re.compile(
+    r"Error response from|Non-OK-status|\bCheck failed: "
+    r"|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
+    r"(?:[:\]|]|\s[-|]|\s\d|\d{3}|[ ](?=[A-Z\[]))"
+)
+"""A line of level ERROR, as opposed to a line that only mentions an error."""
+REPORTS_FAILURE = re.compile(
+    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked|error occurred)", re.IGNORECASE
+)
+"""A line that reports a failure; it counts only among the last lines of a log."""
+NAMES_ERROR = re.compile(
+    r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=]? *[\d.])", re.IGNORECASE
+)
+"""A line that mentions an error; it counts only as the last line of a log."""
+MAY_BE_ERROR = re.compile(
+    r"\b(?:traceback|fatal|panic|killed|aborted|crash(?:ed)?|core dumped|segmentation fault|out of memory"
+    r"|terminate called|assertion|invalid pointer|corrupted|not found|no such|cannot|could ?n[o']t|unable to|non-?zero"
+    r"|fail(?:ed|ure)s?(?! *[:=]? *0\b))\b",
+    re.IGNORECASE,
+)
+"""A line that may report an error of any program; if training reports its end after it, the end may be abnormal."""
+NORMAL_AT_END = re.compile(
+    r"\*\*\* (?:STEP|JOB) |: Terminated$|TCPStore|Broken pipe|connection (?:reset|closed)", re.IGNORECASE
+)
+"""Messages that also appear when processes are terminated after a normal end of training."""
 _WARNING = re.compile(
     r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
     r"|\b(?:\w+Warning|warnings?\.warn)\b"
