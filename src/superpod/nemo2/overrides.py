@@ -1,4 +1,4 @@
-"""Apply overrides such as `trainer.max_steps=10`: the paths and operators of NeMo-Run, with spelling checks."""
+"""Apply overrides such as `trainer.max_steps=10`, with NeMo-Run's paths and operators, and check their spelling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import fiddle as fdl
 import nemo_run as run
 from fiddle._src import history
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, counted, did_you_mean
 from superpod.nemo2 import options, override_values, shorthands
 from superpod.nemo2.signatures import find_parameter, parameters
 from superpod.nemo2.validation import values
 from superpod.nemo2.validation.reading import Reader
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""Sequence length of the data and of the model."""
+"""Fields with the sequence length of the data and of the model."""
 
 _PATTERN = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,11 +30,11 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "|": operator.or_,
     "&": operator.and_,
 }
-"""NeMo-Run's operators before the equals sign, which change the current value of the field."""
+"""Operator before the equals sign, as in NeMo-Run -> function of the field's current value and the given value."""
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
-    """Apply each `path=value` (or another of NeMo-Run's operators, such as `*=`) and each `with=OPTION`, in order.
+    """Apply each `path=value`, each override with another operator such as `*=`, and each `with=OPTION`, in order.
 
     Raises:
         UserError: an override is malformed, names an unknown field, or has a value of the wrong type.
@@ -52,7 +52,7 @@ def _apply_one(partial: run.Partial, text: str) -> None:
         return
     match = _PATTERN.fullmatch(text)
     if match is None:
-        raise UserError(f"{text!r} is not an override", "write path=value, for example trainer.max_steps=10")
+        raise UserError(f"{text!r} is not an override", "write PATH=VALUE, for example trainer.max_steps=10")
     _check_path(partial, match["path"])
     shorthand = shorthands.find(text)
     if shorthand:
@@ -62,14 +62,14 @@ def _apply_one(partial: run.Partial, text: str) -> None:
 
 
 def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
-    """Set the field at `path`, or modify its value with `operation`.
+    """Set the field at `path` to the value of `text`, or combine both with an operator in `OPERATIONS`.
 
     Raises:
         UserError: the field does not accept the value.
     """
     node, field = _locate(partial, path)
     if "[" in field:
-        message = f"override {path}: items of a list cannot be replaced"
+        message = f"override {path}: an item of a list cannot be replaced"
         raise UserError(message, f"set a field of the item: {path}.FIELD=VALUE")
     if isinstance(node, dict):
         node[field] = override_values.parse(text, [Any])
@@ -90,7 +90,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
 
 
 def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
-    """Return the override with an integer instead of text such as `1e3`; "" if that is not valid."""
+    """Return the override with an integer for a float such as `1e3`; "" if the field does not accept the integer."""
     number = values.literal(text.strip())
     if not isinstance(number, float) or not number.is_integer():
         return ""
@@ -101,7 +101,7 @@ def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
 
 
 def align_lengths(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """If overrides set the sequence length of only the data or only the model, set both to the same length."""
+    """If overrides set the sequence length of the data or the model only, set both to this length."""
     reader = Reader(partial, tuple(overrides))
     changed = [path for path in LENGTHS if reader.is_overridden(path) and isinstance(reader[path], int)]
     if len(changed) == 1:
@@ -109,7 +109,7 @@ def align_lengths(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 
 def _check_path(partial: run.Partial, path: str) -> None:
-    """Reject a path with an unknown field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
+    """Raise UserError if a path has an unknown field: NeMo's strategy would accept a misspelling as `**kwargs`."""
     node: Any = partial
     seen: list[str] = []
     for part in path.split("."):
@@ -118,11 +118,8 @@ def _check_path(partial: run.Partial, path: str) -> None:
             names = parameters(fdl.get_callable(node))
             if name not in names:
                 parent = ".".join(seen) or "the recipe"
-                hint = did_you_mean(name, names)
-                hint = (
-                    hint or f"`recipes show` lists the fields that are set; {parent} has {len(names)} fields in total"
-                )
-                raise UserError(f"override {path}: {parent} has no field {name!r}", hint)
+                hint = f"`recipes show` lists the fields that are set; {parent} has {len(names)} fields in total"
+                raise UserError(f"override {path}: {parent} has no field {name!r}", did_you_mean(name, names) or hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
         node = node.get(name) if isinstance(node, dict) else _value(node, name)
@@ -132,7 +129,7 @@ def _check_path(partial: run.Partial, path: str) -> None:
 
 
 def _value(node: Any, name: str) -> Any:
-    """Return the value of a field, or its default; fiddle raises ValueError for a default made by a factory."""
+    """Return the value of a field, or its default. For a default factory, fiddle would raise ValueError."""
     try:
         return getattr(node, name, None)
     except ValueError:
@@ -140,14 +137,14 @@ def _value(node: Any, name: str) -> Any:
 
 
 def _unset_none(node: Any, field: str) -> None:
-    """Set None for `trainer.plugins.fp8=None`, which parses as a string because NeMo annotates `fp8: str = None`."""
+    """Replace the string "None" by None in a field such as NeMo's `fp8: str = None`, whose annotation lacks None."""
     parameter = find_parameter(fdl.get_callable(node), field)
     if _value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
 
 
 def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
-    """Return the node that holds the last field of `path`, and the name of that field."""
+    """Return the configuration that contains the last field of `path`, and the name of that field."""
     *parents, field = path.split(".")
     node: Any = partial
     for part in parents:
@@ -164,22 +161,27 @@ def _name_and_indices(part: str) -> list[str]:
 
 
 def _item(node: Any, index: str, path: str) -> Any:
+    """Return an item of a list; raise UserError if it does not exist. `path` is the override's, for the message."""
     try:
         return node[int(index)]
     except (TypeError, ValueError, IndexError):
         size = len(node) if isinstance(node, list | tuple) else 0
-        raise UserError(
-            f"override {path}: there is no item [{index}]", f"the list has {size} items; the first is [0]"
-        ) from None
+        hint = f"the list has {counted(size, 'item')}; the first is [0]"
+        raise UserError(f"override {path}: there is no item [{index}]", hint) from None
 
 
 def require_known_names(partial: run.Partial, where: str) -> None:
-    """Reject arguments that a class accepts only as `**kwargs`, and that no base class has.
+    """Check that no configuration has a misspelled argument, which its class would accept as `**kwargs`.
 
-    Classes other than strategies may pass on such arguments; there, only names similar to a known one are rejected.
+    All unknown arguments of strategies are rejected. Other classes may pass them on, so only an argument with a name
+    similar to a known one is rejected.
+
+    Args:
+        partial: the recipe.
+        where: name of the recipe or file, for messages.
 
     Raises:
-        UserError: an argument is unknown; the hint contains the closest names.
+        UserError: an argument is unknown; the hint contains the most similar names.
     """
     import difflib
 
@@ -196,6 +198,5 @@ def require_known_names(partial: run.Partial, where: str) -> None:
             names += parameters(DistributedDataParallel)
         for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in names]:
             if is_strategy or difflib.get_close_matches(name, names, n=1, cutoff=0.85):
-                hint = did_you_mean(name, names)
-                hint = hint or f"see the {len(names)} arguments of NeMo's {target.__name__}"
+                hint = did_you_mean(name, names) or f"see the {len(names)} arguments of NeMo's {target.__name__}"
                 raise UserError(f"{where}: {target.__name__} has no argument {name!r}", hint)
