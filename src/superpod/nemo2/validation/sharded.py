@@ -85,7 +85,7 @@ def check_fsdp_fp16(r: Reader) -> Iterator[Violation]:
         yield Violation(
             "fsdp_fp16",
             "Megatron-FSDP in FP16 fails at the first step (`'NoneType' object has no attribute 'data'`): "
-            "Megatron-Core 0.15.3 expects a gradient of every parameter on every rank, but some ranks lack a shard of it",
+            "Megatron-Core 0.15.3 expects a gradient of every parameter on every rank, but some ranks lack its shard",
             "train in bf16, or leave out with=fsdp",
         )
 
