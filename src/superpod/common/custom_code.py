@@ -19,7 +19,8 @@ def python_files(folder: Path) -> dict[str, list[str]]:
     Examples of names are `modeling_x.py` and `REPOSITORY/tokenization_y.py`. A configuration file that has one of
     `KEYS` but references no Python file is included with an empty list.
     """
-    return {file.name: sorted(_code_files(content)) for file, content in _configs(folder) if set(KEYS) & content.keys()}
+    configs = [(file, content) for file, content in _read_configs(folder) if set(KEYS) & content.keys()]
+    return {file.name: sorted(_referenced_files(content)) for file, content in configs}
 
 
 def note(folder: Path) -> list[str]:
@@ -41,7 +42,7 @@ def remove_keys(folder: Path) -> list[str]:
     The code is not exported, and the exported model has been compared with the built-in class of transformers.
     """
     changed = []
-    for file, content in _configs(folder):
+    for file, content in _read_configs(folder):
         removed_keys = [key for key in KEYS if key in content]
         if removed_keys:
             remaining_content = {key: value for key, value in content.items() if key not in removed_keys}
@@ -58,7 +59,7 @@ def missing_files(folder: Path) -> list[str]:
     return sorted(name for name in files if not (folder / name).is_file())
 
 
-def _configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _read_configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the path and content of each readable configuration file."""
     for name in FILES:
         try:
@@ -69,7 +70,7 @@ def _configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield folder / name, content
 
 
-def _code_files(content: dict[str, Any]) -> Iterator[str]:
+def _referenced_files(content: dict[str, Any]) -> Iterator[str]:
     """Yield the Python files in the references of a configuration, such as `ORG/NAME--modeling_x.Model`."""
     maps = content.get("auto_map")
     values = list(maps.values()) if isinstance(maps, dict) else [maps]

@@ -186,7 +186,7 @@ def _group_members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
     return frozenset()
 
 
-def _collectives(dump: Dump, group: str) -> dict[int, JsonObject]:
+def _collectives_in_group(dump: Dump, group: str) -> dict[int, JsonObject]:
     """Return the collectives that a rank called in the process group `group`, by sequence number."""
     calls: dict[int, JsonObject] = {}
     for entry in dump.entries:
@@ -199,16 +199,26 @@ def _collectives(dump: Dump, group: str) -> dict[int, JsonObject]:
 def _find_stuck_collective(group: _Group, by_rank: dict[int, Dump], base: Path | None) -> Finding | None:
     """Return a finding with the first collective that some ranks of the group did not call, or called differently."""
     members = sorted(group.members or by_rank)
-    calls = {rank: _collectives(by_rank[rank], group.name) for rank in members if rank in by_rank}
+    calls = {rank: _collectives_in_group(by_rank[rank], group.name) for rank in members if rank in by_rank}
     for number in sorted({number for calls_of_rank in calls.values() for number in calls_of_rank}):
         entries = {rank: calls_of_rank[number] for rank, calls_of_rank in calls.items() if number in calls_of_rank}
         waiting_ranks = [rank for rank, entry in entries.items() if entry.get("state") != "completed"]
         absent_ranks = [rank for rank in members if rank not in entries and _is_behind(calls.get(rank), number)]
         signatures = Counter(map(_signature, entries.values()))
         if waiting_ranks and len(signatures) > 1:  # in a completed collective, the sizes may differ between ranks
-            return _mismatch_finding(group, number, entries, signatures, by_rank, base)
+            usual_signature = signatures.most_common(1)[0][0]
+            odd_ranks = sorted(rank for rank, entry in entries.items() if _signature(entry) != usual_signature)
+            entry = entries[odd_ranks[0]]
+            detail = f"collective {number} of group {group.title}: {format_ranks(odd_ranks)} called "
+            detail += f"{_signature(entry)}, the others {usual_signature}"
+            return _make_finding("collective_mismatch", detail, odd_ranks, entry, by_rank[odd_ranks[0]], base)
         if waiting_ranks and absent_ranks:
-            return _missing_ranks_finding(group, number, entries, absent_ranks, waiting_ranks, by_rank, base)
+            entry = entries[waiting_ranks[0]]
+            location = f"collective {number} ({entry.get('profiling_name', '?')}) of group {group.title}"
+            verb = "rank was" if len(waiting_ranks) == 1 else "ranks were"
+            detail = f"{format_ranks(absent_ranks)} did not reach {location}, in which {len(waiting_ranks)} {verb} "
+            detail += f"waiting{_describe_last_calls(absent_ranks, by_rank)}"
+            return _make_finding("nccl_timeout", detail, absent_ranks, entry, by_rank[waiting_ranks[0]], base)
     return None
 
 
@@ -225,46 +235,17 @@ def _signature(entry: JsonObject) -> str:
     return f"{name} {entry.get('input_sizes', '')}"
 
 
-def _mismatch_finding(
-    group: _Group,
-    number: int,
-    entries: dict[int, JsonObject],
-    signatures: Counter[str],
-    by_rank: dict[int, Dump],
-    base: Path | None,
-) -> Finding:
-    """Return the finding that the ranks in `entries` called different collectives under the same number."""
-    usual_signature = signatures.most_common(1)[0][0]
-    odd_ranks = sorted(rank for rank, entry in entries.items() if _signature(entry) != usual_signature)
-    entry = entries[odd_ranks[0]]
-    location = f"collective {number} of group {group.title}"
-    detail = f"{location}: {format_ranks(odd_ranks)} called {_signature(entry)}, the others {usual_signature}"
-    return _make_finding("collective_mismatch", detail, odd_ranks, entry, by_rank[odd_ranks[0]], base)
-
-
-def _missing_ranks_finding(
-    group: _Group,
-    number: int,
-    entries: dict[int, JsonObject],
-    absent_ranks: list[int],
-    waiting_ranks: list[int],
-    by_rank: dict[int, Dump],
-    base: Path | None,
-) -> Finding:
-    """Return the finding that `absent_ranks` did not reach a collective in which `waiting_ranks` wait."""
-    entry = entries[waiting_ranks[0]]
-    location = f"collective {number} ({entry.get('profiling_name', '?')}) of group {group.title}"
-    verb = "rank was" if len(waiting_ranks) == 1 else "ranks were"
-    detail = f"{format_ranks(absent_ranks)} did not reach {location}, in which {len(waiting_ranks)} {verb} waiting"
-    with_dump = [rank for rank in absent_ranks if rank in by_rank and by_rank[rank].entries]
-    if with_dump:
-        last = by_rank[with_dump[0]].entries[-1]
+def _describe_last_calls(absent_ranks: list[int], by_rank: dict[int, Dump]) -> str:
+    """Return a text with the last call of the first of `absent_ranks` that has one, and the ranks without a dump."""
+    text = ""
+    ranks_with_calls = [rank for rank in absent_ranks if rank in by_rank and by_rank[rank].entries]
+    if ranks_with_calls:
+        rank = ranks_with_calls[0]
+        last = by_rank[rank].entries[-1]
         call_site = _call_site(last) or "an unknown call site"
-        detail += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {call_site}"
+        text = f"; the last call of rank {rank} was {last.get('profiling_name', '?')} at {call_site}"
     ranks_without_dump = [rank for rank in absent_ranks if rank not in by_rank]
-    if ranks_without_dump:
-        detail += f"; {format_ranks(ranks_without_dump)} left no dump"
-    return _make_finding("nccl_timeout", detail, absent_ranks, entry, by_rank[waiting_ranks[0]], base)
+    return f"{text}; {format_ranks(ranks_without_dump)} left no dump" if ranks_without_dump else text
 
 
 def _make_finding(

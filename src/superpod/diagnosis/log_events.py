@@ -32,7 +32,7 @@ from superpod.diagnosis.log_patterns import (
     REPORTS_FAILURE,
     Level,
     TaskEnd,
-    error_in,
+    find_error,
     is_quoted,
     level_of,
 )
@@ -239,7 +239,7 @@ class LogEvents:
         self.last = line
         if not level_of(text) and REPORTS_FAILURE.search(text):
             self._failure_line = line
-        if error_in(line, self._ends_traceback(line)) is None and self._record_step(line):
+        if find_error(line, self._ends_traceback(line)) is None and self._record_step(line):
             self.doubt = None
             return True
         if self._reports_end(text):
@@ -375,7 +375,7 @@ class LogEvents:
         An AssertionError without a message is returned with its condition.
         """
         ends_traceback = self._ends_traceback(line)
-        error = error_in(line, ends_traceback)
+        error = find_error(line, ends_traceback)
         if error and self._is_ignored:
             self._is_ignored = False
             return None
@@ -398,9 +398,10 @@ class LogEvents:
         if line.rank in self._errors:  # not part of a chain of tracebacks
             self._handled.pop(line.rank, None)
         self._errors[line.rank] = line
-        handled_lines = {e.number for e in self._handled.get(line.rank, []) if _name(error_in(e, True)) != _name(name)}
-        if handled_lines:
-            self.events = [replace(e, ended_by=line) if e.line.number in handled_lines else e for e in self.events]
+        handled = [e for e in self._handled.get(line.rank, []) if _class_name(find_error(e, True)) != _class_name(name)]
+        numbers = {handled_line.number for handled_line in handled}
+        if numbers:
+            self.events = [replace(e, ended_by=line) if e.line.number in numbers else e for e in self.events]
 
     def _ends_traceback(self, line: LogLine) -> bool:
         """Return whether a line follows the last frame of a traceback, its source line and its markers."""
@@ -424,7 +425,7 @@ class LogEvents:
 
         Return False if it is not an error, such as SystemExit. An error of a launcher is recorded as its report.
         """
-        name = error.partition(":")[0].rpartition(".")[2]
+        name = _class_name(error)
         if name in _LAUNCHER_ERRORS or _LAUNCHER_MESSAGE.search(error):
             self._record_failure(line)
             return True
@@ -477,7 +478,7 @@ def read(path: Path, tail: int = 0) -> LogEvents:
     return events
 
 
-def _name(error: str | None) -> str:
+def _class_name(error: str | None) -> str:
     """Return the class name of an error without its module."""
     return (error or "").partition(":")[0].rpartition(".")[2]
 

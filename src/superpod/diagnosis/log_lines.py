@@ -309,7 +309,7 @@ class _Blocks:
         self.path, self.tail, self.is_damaged = path, tail, False
 
     def __iter__(self) -> Iterator[bytes]:
-        file, is_compressed = _open(self.path)
+        file, is_compressed = _open_decompressed(self.path)
         with file:
             if self.tail and not is_compressed and self.path.stat().st_size > self.tail:
                 file.seek(-self.tail, 2)
@@ -350,7 +350,7 @@ def is_text(path: Path) -> bool:
     cannot be read.
     """
     refuse_special(path)
-    file, _ = _open(path)
+    file, _ = _open_decompressed(path)
     with file:
         start, is_damaged = _read_block(file, START_BYTES)
         if not start:
@@ -367,7 +367,7 @@ _COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"B
 """First bytes of a compressed file -> function that opens it."""
 
 
-def _open(path: Path) -> tuple[IO[bytes], bool]:
+def _open_decompressed(path: Path) -> tuple[IO[bytes], bool]:
     """Open a file for reading, and return it and whether it is compressed."""
     file = open(path, "rb")  # noqa: SIM115
     start = file.read(6)

@@ -88,7 +88,7 @@ def level_of(text: str) -> Level | None:
     return None
 
 
-def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
+def find_error(line: LogLine, ends_traceback: bool = False) -> str | None:
     """Return the error in a line, like `Name: message` or `Name`; None if the line is not the end of a traceback.
 
     If the line follows the frames of a traceback (`ends_traceback`), any class name counts as an error; otherwise, only

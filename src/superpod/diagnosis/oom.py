@@ -84,7 +84,7 @@ def _format_size(size: float) -> str:
 
 def parse(text: str) -> OutOfMemory | None:
     """Parse a message from PyTorch's allocator, of any version; None if it contains no sizes."""
-    sizes = {name: _size(pattern, text) for name, pattern in _FIELDS.items()}
+    sizes = {name: _find_size(pattern, text) for name, pattern in _FIELDS.items()}
     tried_bytes = sizes["tried"]
     if tried_bytes is None:
         return None
@@ -149,7 +149,7 @@ def _process_sizes(text: str) -> list[float]:
     return [float(number) * _UNITS.get(unit.upper(), 1.0) for number, unit in sizes]
 
 
-def _size(pattern: str, text: str) -> float | None:
+def _find_size(pattern: str, text: str) -> float | None:
     """Return the size in bytes that a pattern of `_FIELDS` finds in a message; None if it finds none."""
     match = re.search(pattern, text)
     if not match:

@@ -203,7 +203,7 @@ def _judge_normal_logs(
     if is_done:
         return Verdict(HEALTHY, words=message)
     message += f"; the log {'reports' if end_line else 'does not report'} the end of training"
-    doubt = next((evidence(log.doubt, base) for log in logs if log.doubt), None)
+    doubt = next((_make_evidence(log.doubt, base) for log in logs if log.doubt), None)
     return Verdict(NO_FAILURE, first_error=doubt, words=message)
 
 
@@ -214,7 +214,7 @@ def _judge_failure(
     mentioned_groups = [group for group in groups if group.cause and group.sure <= MENTION]
     groups = [group for group in groups if group.sure > MENTION] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
-    roots.sort(key=lambda group: _root_order(group, logs))
+    roots.sort(key=lambda group: _root_sort_key(group, logs))
     named_groups = [group for group in mentioned_groups if group.depth > ECHO]
     if roots and named_groups and _is_consequence(roots[0]):
         finding = replace(_make_finding(named_groups[0], base), confidence=CONFIDENCE[HINT])
@@ -255,7 +255,7 @@ def _judge_known_root(
     known_causes = {finding.name, *(f.name for f in follows)}
     other_suspects = [f for f in suspects if f.name not in known_causes]
     others_found = (*(_make_finding(group, base) for group in other_groups), *other_suspects)
-    ended_with = evidence(root.ended_by, base) if root.ended_by else None
+    ended_with = _make_evidence(root.ended_by, base) if root.ended_by else None
     return Verdict(FAILED, finding, tuple(follows), others_found, ended_with=ended_with)
 
 
@@ -371,7 +371,7 @@ def _may_follow(deep: _Group, shallow: _Group) -> bool:
     return not (deep.at and shallow.at) or deep.at <= shallow.at + SLACK_S
 
 
-def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
+def _root_sort_key(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
     """Return the sort key of a root cause: causes in error lines first, then by certainty, first rank and time."""
     failed_first = {log.first_failed for log in logs} - {None}
     of_first = any(event.rank in failed_first for event in group.events if event.rank is not None)
@@ -412,7 +412,7 @@ def _make_finding(group: _Group, base: Path | None) -> Finding:
         CONFIDENCE[max(HINT, certainty)],
         cause.fix,
         ranks,
-        tuple(evidence(e.line, base, e.rank) for e in shown_events),
+        tuple(_make_evidence(e.line, base, e.rank) for e in shown_events),
         detail,
     )
 
@@ -428,7 +428,7 @@ def _drop_similar(events: Sequence[Event]) -> list[Event]:
     return kept
 
 
-def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
+def _make_evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
     """Return a line as evidence, without secrets and truncated to MAX_CHARS characters.
 
     `rank` overrides the rank of the line; displayed paths are relative to `base` (None = unchanged).
@@ -456,12 +456,12 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
     if not errors and tasks:
         end = TaskEnd.parse(tasks[0].text)
         line = replace(tasks[0], text=end.describe()) if end else tasks[0]
-        return evidence(line, base)
+        return _make_evidence(line, base)
     if not errors:
         errors = [e for group in groups for e in group.events if group.depth <= ECHO]
     if not errors:
         lasts = [log.fatal for log in logs if log.fatal] or [log.last for log in logs if log.last]
-        return evidence(lasts[0], base) if lasts else None
+        return _make_evidence(lasts[0], base) if lasts else None
 
     first = {log.first_failed for log in logs} | {task.rank for task in _unterminated_tasks(logs)[:1]}
     first_errors = [e for e in errors if e.rank is not None and e.rank in first] or errors
@@ -470,10 +470,11 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
         by_rank[(str(event.line.path), event.rank)] = event  # the last error of a rank ended its program
     best = min(by_rank.values(), key=lambda e: (e.line.at or float("inf"), str(e.line.path), e.order))
     line = replace(best.line, text=best.error or best.line.text)
-    return evidence(line, base, best.rank)
+    return _make_evidence(line, base, best.rank)
 
 
 def _anomaly_finding(anomaly: Anomaly, base: Path | None) -> Finding:
     cause = CAUSES_BY_NAME[anomaly.cause]
     confidence = CONFIDENCE[CERTAIN if anomaly.cause == "loss_is_nan" else LIKELY]
-    return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(anomaly.line, base),), anomaly.message)
+    evidence = (_make_evidence(anomaly.line, base),)
+    return Finding(cause.name, cause.means, confidence, cause.fix, (), evidence, anomaly.message)

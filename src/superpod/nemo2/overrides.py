@@ -43,31 +43,30 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
     location = history.Location(filename="command line", line_number=0, function_name=None)
     with history.custom_location(lambda: location):
         for text in overrides:
-            _apply_one(partial, text)
+            _apply_override(partial, text)
 
 
-def _apply_one(partial: run.Partial, text: str) -> None:
+def _apply_override(partial: run.Partial, text: str) -> None:
     if text.startswith(options.PREFIX):
         options.apply(partial, text.removeprefix(options.PREFIX))
         return
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise UserError(f"{text!r} is not an override", "write PATH=VALUE, for example trainer.max_steps=10")
-    _check_path(partial, match["path"])
+    node, field = _locate(partial, match["path"])
     shorthand = shorthands.find(text)
     if shorthand:
         shorthand(partial, match["value"])
     else:
-        _set(partial, match["path"], match["operator"], match["value"])
+        _set_field(node, field, match["path"], match["operator"], match["value"])
 
 
-def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
-    """Set the field at `path` to the value of `text`, or combine both with an operator in `OPERATIONS`.
+def _set_field(node: Any, field: str, path: str, operation: str, text: str) -> None:
+    """Set a field of `node` to the value of `text`, or combine both with an operator in `OPERATIONS`.
 
     Raises:
-        UserError: the field does not accept the value.
+        UserError: the field does not accept the value; the message contains its `path`.
     """
-    node, field = _locate(partial, path)
     if "[" in field:
         message = f"override {path}: an item of a list cannot be replaced"
         raise UserError(message, f"set a field of the item: {path}.FIELD=VALUE")
@@ -78,7 +77,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
     try:
         value = override_values.parse(text, [Any] if operation else types)
         if operation:
-            value = OPERATIONS[operation](_value(node, field), value)
+            value = OPERATIONS[operation](_get_value(node, field), value)
     except (override_values.NotAValue, TypeError, ValueError, ArithmeticError):
         expected = types[0].__name__ if isinstance(types[0], type) else str(types[0]).replace("typing.", "")
         raise UserError(
@@ -108,27 +107,34 @@ def align_lengths(partial: run.Partial, overrides: Sequence[str]) -> None:
         partial.data.seq_length = partial.model.config.seq_length = reader[changed[0]]
 
 
-def _check_path(partial: run.Partial, path: str) -> None:
-    """Raise UserError if a path has an unknown field: NeMo's strategy would accept a misspelling as `**kwargs`."""
+def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
+    """Return the configuration or dictionary that contains the last field of `path`, and the name of that field.
+
+    Raises:
+        UserError: a field is unknown. NeMo's strategy would accept a misspelling as `**kwargs`.
+    """
     node: Any = partial
+    parent, part = node, path
     seen: list[str] = []
     for part in path.split("."):
-        name, *indices = _name_and_indices(part)
+        parent = node
+        name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))  # callbacks[0] -> callbacks, 0
         if isinstance(node, fdl.Buildable):
             names = parameters(fdl.get_callable(node))
             if name not in names:
-                parent = ".".join(seen) or "the recipe"
-                hint = f"`recipes show` lists the fields that are set; {parent} has {len(names)} fields in total"
-                raise UserError(f"override {path}: {parent} has no field {name!r}", did_you_mean(name, names) or hint)
+                owner = ".".join(seen) or "the recipe"
+                hint = f"`recipes show` lists the fields that are set; {owner} has {len(names)} fields in total"
+                raise UserError(f"override {path}: {owner} has no field {name!r}", did_you_mean(name, names) or hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
-        node = node.get(name) if isinstance(node, dict) else _value(node, name)
+        node = node.get(name) if isinstance(node, dict) else _get_value(node, name)
         for index in indices:
-            node = _item(node, index, path)
+            node = _get_item(node, index, path)
         seen.append(part)
+    return parent, part
 
 
-def _value(node: Any, name: str) -> Any:
+def _get_value(node: Any, name: str) -> Any:
     """Return the value of a field, or its default. For a default factory, fiddle would raise ValueError."""
     try:
         return getattr(node, name, None)
@@ -139,28 +145,11 @@ def _value(node: Any, name: str) -> Any:
 def _unset_none(node: Any, field: str) -> None:
     """Replace the string "None" by None in a field such as NeMo's `fp8: str = None`, whose annotation lacks None."""
     parameter = find_parameter(fdl.get_callable(node), field)
-    if _value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
+    if _get_value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
 
 
-def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
-    """Return the configuration that contains the last field of `path`, and the name of that field."""
-    *parents, field = path.split(".")
-    node: Any = partial
-    for part in parents:
-        name, *indices = _name_and_indices(part)
-        node = node[name] if isinstance(node, dict) else _value(node, name)
-        for index in indices:
-            node = node[int(index)]
-    return node, field
-
-
-def _name_and_indices(part: str) -> list[str]:
-    """Split `callbacks[0]` into ["callbacks", "0"]."""
-    return re.split(r"[\[\]]+", part.rstrip("]"))
-
-
-def _item(node: Any, index: str, path: str) -> Any:
+def _get_item(node: Any, index: str, path: str) -> Any:
     """Return an item of a list; raise UserError if it does not exist. `path` is the override's, for the message."""
     try:
         return node[int(index)]

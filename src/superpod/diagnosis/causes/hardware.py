@@ -169,8 +169,7 @@ CAUSES = (
                 "fp8",
                 r"(requires?|only supported|not supported|needs).*(Hopper|Ada|Blackwell|capability|H100|8\.9|9\.0)",
             ),
-            Pattern("mxfp8", r"not supported|requires|supported only"),
-            Pattern("nvfp4", r"not supported|requires|supported only"),
+            *phrases("mxfp8", "nvfp4", pattern=r"not supported|requires|supported only"),
             Pattern("flashattention only supports", r"Ampere|GPUs?"),
             Pattern(
                 "bf16",

@@ -46,11 +46,9 @@ CAUSES = (
         "the global batch size is not divisible by micro-batch size x data-parallel size",
         _CHECK + "; --gbs sets the global batch",
         (
-            Pattern("batch size", rf"batch[ _-]?size.*{_NOT}"),
-            Pattern("batch_size", rf"batch[ _-]?size.*{_NOT}"),
-            Pattern("global_batch_size", _NOT),
+            *phrases("batch size", "batch_size", pattern=rf"batch[ _-]?size.*{_NOT}"),
+            *phrases("global_batch_size", "micro_batch", pattern=_NOT),
             Pattern("microbatch", rf"(micro.?batches|microbatches)\b.*{_NOT}"),
-            Pattern("micro_batch", _NOT),
             Pattern("microbatches", _UNEQUAL, LIKELY),
             Pattern("batch size", rf"batch size.*{_UNEQUAL}", LIKELY),
             Pattern("batch_size", rf"batch_size.*{_UNEQUAL}", LIKELY),
@@ -66,8 +64,7 @@ CAUSES = (
         _CHECK,
         (
             Pattern("layers", rf"\b(num_|number of |middle )?layers\b.*{_NOT}"),
-            Pattern("num_layers", _NOT),
-            Pattern("virtual pipeline", _NOT),
+            *phrases("num_layers", "virtual pipeline", pattern=_NOT),
             Pattern("pipeline", rf"{_NOT}.*pipeline|pipeline.*{_NOT}", LIKELY),
             Pattern(
                 "pipeline", r"(interleaved|virtual).*(requires?|needs|should be|must be).*(greater|more|larger|> ?[12])"
@@ -81,9 +78,7 @@ CAUSES = (
         "attention heads, query groups or hidden sizes are not divisible by the tensor-parallel size",
         _CHECK,
         (
-            Pattern("num_attention_heads", _NOT),
-            Pattern("attention heads", _NOT),
-            Pattern("query_groups", _NOT),
+            *phrases("num_attention_heads", "attention heads", "query_groups", pattern=_NOT),
             Pattern("heads", rf"\b(kv |n?heads|num_heads).*{_NOT}"),
             Pattern("heads", rf"{_UNEQUAL}.*\bheads\b|\bheads\b.*{_UNEQUAL}", LIKELY),
             Pattern("hidden", rf"hidden[ _]size.*{_NOT}", LIKELY),
@@ -101,8 +96,7 @@ CAUSES = (
             Pattern("sequence", rf"\bseq(uence)?[ _-]?(len(gth)?)?\b.*{_NOT}"),
             Pattern("seq_len", _NOT),
             Pattern("first dimension of the tensor should be divisible"),
-            Pattern("context parallel", _NOT, LIKELY),
-            Pattern("cp_size", _NOT, LIKELY),
+            *phrases("context parallel", "cp_size", pattern=_NOT, sure=LIKELY),
         ),
     ),
     Cause(

@@ -120,8 +120,7 @@ CAUSES = (
         "inside the job, `ulimit -l` must print unlimited: set LimitMEMLOCK=infinity for slurmd, or --ulimit "
         "memlock=-1 for Docker; `recipes cluster health PROFILE` checks this",
         (
-            Pattern("ibv_reg_mr", r"(Cannot allocate memory|fail)"),
-            Pattern("ibv_create_cq", r"(Cannot allocate memory|fail)"),
+            *phrases("ibv_reg_mr", "ibv_create_cq", pattern=r"(Cannot allocate memory|fail)"),
             Pattern("ibv_create_qp", r"(Cannot allocate memory|fail)", LIKELY),
             Pattern("memlock", r"too (low|small)|RLIMIT_MEMLOCK|insufficient|limit", LIKELY, alone=False),
             Pattern("ibv_reg_dmabuf_mr", r"fail|error", LIKELY),

@@ -198,9 +198,7 @@ CAUSES = (
             Pattern("net/ib : no device found", any_level=True, alone=False, sure=HINT),
             # The queue pair was never connected: its GID cannot be reached from here, regardless of the cable.
             Pattern("ibv_modify_qp failed", any_level=True, sure=LIKELY),
-            Pattern("ibv_open_device", r"fail|error", any_level=True),
-            Pattern("ibv_get_device_list", r"fail|error", any_level=True),
-            Pattern("ibv_query_gid", r"fail|error", any_level=True),
+            *phrases("ibv_open_device", "ibv_get_device_list", "ibv_query_gid", pattern=r"fail|error", any_level=True),
             *phrases("unable to open device mlx", "no usable listening interface", any_level=True),
             *phrases("failed to initialize any net plugin", any_level=True),
             Pattern("failed to open libibverbs", any_level=True, alone=False, sure=LIKELY),

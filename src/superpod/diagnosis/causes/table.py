@@ -55,9 +55,11 @@ class Pattern:
         return not self.pattern or bool(_compile(self.pattern).search(text))
 
 
-def phrases(*texts: str, sure: int = CERTAIN, alone: bool = True, any_level: bool = False) -> tuple[Pattern, ...]:
-    """Return a `Pattern` without a regular expression for each of the lowercase phrases `texts`."""
-    return tuple(Pattern(text, sure=sure, alone=alone, any_level=any_level) for text in texts)
+def phrases(
+    *texts: str, pattern: str = "", sure: int = CERTAIN, alone: bool = True, any_level: bool = False
+) -> tuple[Pattern, ...]:
+    """Return a `Pattern` for each of the lowercase phrases `texts`, with the same further arguments."""
+    return tuple(Pattern(text, pattern, sure, alone, any_level) for text in texts)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def constants(partial: fdl.Buildable) -> Mapping[str, Constant]:
     by_name: dict[str, Constant] = {}
     for name, paths, why in KNOWN:
         for path in paths:
-            is_set, value = _read(partial, path)
+            is_set, value = _get_by_path(partial, path)
             if not is_set or isinstance(value, fdl.Buildable):
                 continue
             constant = by_name.setdefault(name, Constant(name, value, why))
@@ -73,7 +73,7 @@ def constants(partial: fdl.Buildable) -> Mapping[str, Constant]:
     return by_path
 
 
-def _read(partial: fdl.Buildable, path: str) -> tuple[bool, object]:
+def _get_by_path(partial: fdl.Buildable, path: str) -> tuple[bool, object]:
     """Return whether a recipe sets the value at a path, and the value (None if it does not)."""
     value: object = partial
     for name in path.split("."):

@@ -66,14 +66,14 @@ def differences(a: fdl.Buildable, b: fdl.Buildable) -> list[Difference]:
     for path in dict.fromkeys([*left.lines, *right.lines]):
         if any(path.startswith(f"{node}.") for node in in_one_only):
             continue  # the difference of the entire configuration covers its fields
-        value_a, value_b = _value(left, path), _value(right, path)
-        if not _equal(value_a.removeprefix(DEFAULT), value_b.removeprefix(DEFAULT)):
+        value_a, value_b = _value_or_default(left, path), _value_or_default(right, path)
+        if not _are_equal(value_a.removeprefix(DEFAULT), value_b.removeprefix(DEFAULT)):
             found.append(Difference(path, value_a, value_b, meaning(path)))
     order = {part: i for i, part in enumerate(PARTS)}
     return sorted(found, key=lambda d: (order.get(d.part, len(order)), d.part, d.path))
 
 
-def _equal(a: str, b: str) -> bool:
+def _are_equal(a: str, b: str) -> bool:
     """Return whether two formatted values are equal; numbers up to rounding, because NeMo computes some of them."""
     try:
         return a == b or math.isclose(float(a), float(b), rel_tol=1e-12)
@@ -154,7 +154,7 @@ def _rename(path: str, names: dict[str, str]) -> str:
     return path
 
 
-def _value(side: _Values, path: str) -> str:
+def _value_or_default(side: _Values, path: str) -> str:
     """Return the value at a path of a recipe: the value that it sets, or the default of the class, or `-`."""
     if path in side.lines:
         return side.lines[path]

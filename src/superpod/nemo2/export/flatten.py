@@ -88,7 +88,7 @@ def find_setter(config: fdl.Buildable, field: str) -> str:
         return ""
     location = changes[-1].location
     line = _keyword_lines(location.filename).get((location.line_number, field), location.line_number)
-    return f"{_shorten(location.filename)}:{line}" if line else _shorten(location.filename)
+    return f"{_shorten_filename(location.filename)}:{line}" if line else _shorten_filename(location.filename)
 
 
 @cache
@@ -101,7 +101,7 @@ def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
 
 
 @cache
-def _shorten(filename: str) -> str:
+def _shorten_filename(filename: str) -> str:
     """Return a file name relative to the repository or, for a library, to site-packages."""
     if not os.path.isabs(filename):
         return filename

@@ -123,9 +123,9 @@ class Writer:
         if isinstance(value, fdl.Buildable):
             document: str | Group = self.configuration(path, value)
         elif type(value) in (list, tuple, set, frozenset, dict):  # exact types: a namedtuple is written differently
-            document = self._container(path, cast("Container", value))
+            document = self._container_source(path, cast("Container", value))
         else:
-            document = self._leaf(path, value)
+            document = self._scalar_source(path, value)
         return self.replace(path, value, document)
 
     def configuration(self, path: str, value: fdl.Buildable) -> Group:
@@ -155,7 +155,7 @@ class Writer:
         dataclass_source = f"{self.imports.module(f'from {package} import {short}', short)}.{attribute}"
         return Group(f"{convert}.convert_dataclasses_to_configs(", [Item("", dataclass_source)], ")")
 
-    def _container(self, path: str, value: Container) -> str | Group:
+    def _container_source(self, path: str, value: Container) -> str | Group:
         if isinstance(value, dict):
             pairs = [(self.document(path, k), self.document(f"{path}[{k!r}]", v)) for k, v in value.items()]
             return Group("{", [Item(f"{one_line(k)}: ", v) for k, v in pairs], "}")
@@ -173,7 +173,7 @@ class Writer:
             return Group("(", items, ",)" if len(items) == 1 else ")")
         return Group("[", items, "]")
 
-    def _leaf(self, path: str, value: object) -> str | Group:
+    def _scalar_source(self, path: str, value: object) -> str | Group:
         if isinstance(value, torch.dtype):
             return f"{self.imports.module('import torch', 'torch')}.{str(value).partition('.')[2]}"
         if isinstance(value, enum.Enum):
@@ -181,7 +181,7 @@ class Writer:
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, str | bytes) and type(value) in (str, bytes):
-            return _string(value)
+            return _string_source(value)
         if value is None or type(value) in (bool, int, float, complex):
             return repr(value)
         if isinstance(value, datetime.timedelta):
@@ -189,7 +189,7 @@ class Writer:
             return repr(value)
         if isinstance(value, pathlib.PurePath):
             kind = f"{self.imports.module('import pathlib', 'pathlib')}.{type(value).__name__}"
-            return Group(f"{kind}(", [Item("", _string(str(value)))], ")")
+            return Group(f"{kind}(", [Item("", _string_source(str(value)))], ")")
         if hasattr(value, "__qualname__"):
             return self.imports.reference(cast("NamedObject", value))
         if dataclasses.is_dataclass(value):
@@ -205,7 +205,7 @@ MIN_REPEATED = 3
 def _repeat_expression(values: Sequence[object]) -> str | Group | None:
     """Return a short source tree of a list of strings or string lists with equal neighbors; None for other lists."""
     runs = [(item, len(list(same))) for item, same in groupby(values)]
-    if not any(count >= MIN_REPEATED for _, count in runs) or not all(map(_is_strings, values)):
+    if not any(count >= MIN_REPEATED for _, count in runs) or not all(map(_is_string_or_list, values)):
         return None
     if len(runs) == 1 and not isinstance(runs[0][0], list):
         return f"[{_strings_source(runs[0][0])}] * {len(values)}"
@@ -221,15 +221,15 @@ def _repeat_expression(values: Sequence[object]) -> str | Group | None:
     return Group("[", items, "]")
 
 
-def _is_strings(item: object) -> bool:
+def _is_string_or_list(item: object) -> bool:
     return type(item) is str or (type(item) is list and all(type(part) is str for part in item))
 
 
 def _strings_source(item: object) -> str:
     """Return the source of a string or a list of strings."""
     if not isinstance(item, list):
-        return _string(cast("str", item))
-    return one_line(_repeat_expression(item) or Group("[", [Item("", _string(part)) for part in item], "]"))
+        return _string_source(cast("str", item))
+    return one_line(_repeat_expression(item) or Group("[", [Item("", _string_source(part)) for part in item], "]"))
 
 
 def one_line(document: str | Group) -> str:
@@ -259,7 +259,7 @@ def lines(document: str | Group, indent: int, before: int, after: int = 0) -> li
     is_call = len(document.opening) > 1
     if is_call and not has_comments and len(document.items) > 1 and indent + 4 + len(inner_text) <= WIDTH:
         return [document.opening, " " * (indent + 4) + inner_text, " " * indent + document.closing]
-    item_lines = [line for item in document.items for line in _item(item, indent + 4)]
+    item_lines = [line for item in document.items for line in _item_lines(item, indent + 4)]
     return [document.opening, *item_lines, " " * indent + document.closing.lstrip(",")]
 
 
@@ -269,7 +269,7 @@ def comment(text: str, indent: int) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False)
 
 
-def _item(item: Item, indent: int) -> list[str]:
+def _item_lines(item: Item, indent: int) -> list[str]:
     """Return the lines of an item, with its comment and a comma."""
     margin = " " * indent
     body = lines(item.value, indent, indent + len(item.label), 1)
@@ -296,7 +296,7 @@ def _drop_repeated_comments(items: list[Item], group_comment: str) -> list[Item]
     return items
 
 
-def _string(text: str | bytes) -> str:
+def _string_source(text: str | bytes) -> str:
     """Return the source of a string with ruff's quotes: double, unless the text contains double quotes."""
     prefix = "b" if isinstance(text, bytes) else ""
     quoted_text = repr(text).removeprefix(prefix)

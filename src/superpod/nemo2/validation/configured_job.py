@@ -108,31 +108,32 @@ def _models_by_class() -> dict[Any, tuple[Model, ...]]:
     return known
 
 
+def _read_fields(partial: run.Partial) -> dict[str, Any]:
+    """Return the fields of the planner's job that need neither the recipe nor the planner's model and node."""
+    from superpod.nemo2.build.layout import read_layout
+
+    return {
+        "gpus": partial.trainer.devices * partial.trainer.num_nodes,
+        "seq": partial.data.seq_length,
+        "precision": read_precision(partial),
+        "layout": read_layout(partial),
+        "task": read_planned_task(partial),
+    }
+
+
 def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     """Return the planner's job for any configuration, on nodes with the GPU `gpu`.
 
     Raises:
         UserError: the GPU or the model is unknown, or sizes conflict with each other.
     """
-    from superpod.nemo2.build.layout import read_layout
-
     facts = hardware.builtin()
     node = facts.node(gpu)
-    precision, layout, model = read_precision(partial), read_layout(partial), read_shape(partial.model.config)
-    base = default_options(read_task(partial), precision, layout.sharding, model)
-    overlap_grads = bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"])
-    planned = PlannedJob(
-        model=model,
-        node=node,
-        fabric=facts.fabric_of(node),
-        gpus=partial.trainer.devices * partial.trainer.num_nodes,
-        seq=partial.data.seq_length,
-        precision=precision,
-        layout=layout,
-        task=read_planned_task(partial),
-        options=read_options(partial, replace(base, overlap_grads=overlap_grads)),
-    )
-    return with_attention(planned)
+    fields, model = _read_fields(partial), read_shape(partial.model.config)
+    base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
+    base = replace(base, overlap_grads=bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"]))
+    options = read_options(partial, base)
+    return with_attention(PlannedJob(model=model, node=node, fabric=facts.fabric_of(node), options=options, **fields))
 
 
 def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
@@ -141,22 +142,10 @@ def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     Raises:
         UserError: sizes of the model conflict with each other.
     """
-    from superpod.nemo2.build.layout import read_layout
-
-    base = job(recipe)
-    precision, task = read_precision(partial), read_task(partial)
-    model = configured_shape.apply_changes(base.model, recipe.model.make().config, partial.model.config)
-    layout = read_layout(partial)
-    planned = base.replace(
-        model=model,
-        gpus=partial.trainer.devices * partial.trainer.num_nodes,
-        seq=partial.data.seq_length,
-        layout=layout,
-        precision=precision,
-        task=read_planned_task(partial),
-        options=read_options(partial, default_options(task, precision, layout.sharding, model)),
-    )
-    return with_attention(planned)
+    planned, fields = job(recipe), _read_fields(partial)
+    model = configured_shape.apply_changes(planned.model, recipe.model.make().config, partial.model.config)
+    base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
+    return with_attention(planned.replace(model=model, options=read_options(partial, base), **fields))
 
 
 of_partial = job_from_partial

@@ -79,7 +79,7 @@ def read(config: run.Config) -> dict[str, Any]:
     """Return {field of `ModelShape`: value} for a model configuration; the value of an unset size is None."""
     reader = Reader(cast("run.Partial", config))
     hidden, heads, ffn = reader["hidden_size"], reader["num_attention_heads"], reader["ffn_hidden_size"]
-    experts, vocab = _count(reader["num_moe_experts"]), reader["vocab_size"]
+    experts, vocab = _int_or_zero(reader["num_moe_experts"]), reader["vocab_size"]
     sizes: dict[str, Any] = {"layers": reader["num_layers"], "hidden": hidden, "heads": heads}
     sizes["ffn"] = ffn or (4 * hidden if isinstance(hidden, int) else None)
     sizes["kv_heads"] = reader["num_query_groups"] or heads
@@ -89,20 +89,20 @@ def read(config: run.Config) -> dict[str, Any]:
     sizes["norm"] = {"RMSNorm": "rms", "LayerNorm": "layer"}.get(str(reader["normalization"]))
     sizes["positions"] = reader["seq_length"] if reader["position_embedding_type"] == "learned_absolute" else 0
     sizes["sink"] = reader["softmax_type"] == "learnable"
-    sizes["experts"], sizes["topk"] = experts, _count(reader["moe_router_topk"]) if experts else 0
+    sizes["experts"], sizes["topk"] = experts, _int_or_zero(reader["moe_router_topk"]) if experts else 0
     sizes["expert_ffn"] = (reader["moe_ffn_hidden_size"] or sizes["ffn"]) if experts else 0
-    sizes["dense_first"], sizes["moe_every"] = _frequency(reader["moe_layer_freq"]) if experts else (0, 1)
+    sizes["dense_first"], sizes["moe_every"] = _read_moe_frequency(reader["moe_layer_freq"]) if experts else (0, 1)
     sizes["pattern"] = reader["hybrid_override_pattern"] or ""
     sizes |= {name: bool(reader[field]) for name, field in SWITCHES.items()}
-    return sizes | {name: _count(reader[field]) for name, field in PARTS.items()}
+    return sizes | {name: _int_or_zero(reader[field]) for name, field in PARTS.items()}
 
 
-def _count(value: object) -> int:
+def _int_or_zero(value: object) -> int:
     """Return the value if it is an integer, otherwise 0."""
     return value if isinstance(value, int) else 0
 
 
-def _frequency(value: object) -> tuple[int | None, int | None]:
+def _read_moe_frequency(value: object) -> tuple[int | None, int | None]:
     """Return (number of leading dense layers, interval of layers with experts) for `moe_layer_freq`.
 
     Return (None, None) for a pattern that the planner cannot represent.

@@ -73,25 +73,26 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
     if r["model.config"] is None or r["trainer.strategy"] is None:
         return
     with _suppress_output(), _simulate_gpu(r, job):
-        objects, violation = _construct(r)
+        objects, violation = _construct_objects(r)
         if objects is None:
             if violation is not None:
                 yield violation
             return
         for path, check in CHECKS.items():
-            violation = _catch_error(path, lambda check=check: check(r, objects))
+            violation = _error_violation(path, lambda check=check: check(r, objects))
             if violation is not None:
                 yield violation
                 return
-        values = {path: _read_path(objects, path) for path in _overridden_fields(r)}
-        violation = _catch_error("the recipe", lambda: _connect(r, objects))
+        values = {path: _get_by_path(objects, path) for path in _overridden_fields(r)}
+        violation = _error_violation("the recipe", lambda: _connect_objects(r, objects))
         if violation is not None:
             yield violation
             return
         for path, before in values.items():
-            after = _read_path(objects, path)
+            after = _get_by_path(objects, path)
             if after != before:
-                message = f"{path} is {_shorten(before)}, but NeMo overwrites it with {_shorten(after)} at startup"
+                old, new = _format_short(before), _format_short(after)
+                message = f"{path} is {old}, but NeMo overwrites it with {new} at startup"
                 source = SOURCES[path.rpartition(".")[0]]
                 yield Violation("written_over", message, f"change it in {source}")
         yield from _set_up_callbacks(r, objects)
@@ -100,7 +101,7 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
 # -- constructing ----------------------------------------------------------------------------------------------------
 
 
-def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
+def _construct_objects(r: Reader) -> tuple[Objects | None, Violation | None]:
     """Return (objects, None), or (None, violation) for the first error.
 
     Return (None, None) if this machine cannot construct the model or the trainer.
@@ -111,7 +112,7 @@ def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
     # A data module whose files are not on this machine cannot be constructed; its arguments replace it.
     built_parts: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
     for name, part in parts.items():
-        violation = _catch_error(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
+        violation = _error_violation(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
         if violation is not None:
             return None, violation
     if "model" not in built_parts or "trainer" not in built_parts:
@@ -148,13 +149,13 @@ def _separate_parts(partial: run.Partial) -> dict[str, Any]:
         model.tokenizer = None
     model.config = built.disable_gpu_software(model.config)
     parts["model"] = model
-    # Lightning looks for the devices of the trainer when it is constructed; `_connect` passes the real numbers to NeMo.
+    # Lightning looks for the devices when it is constructed; `_connect_objects` passes the real numbers to NeMo.
     trainer.accelerator, trainer.devices, trainer.num_nodes = "cpu", 1, 1
     parts["trainer"] = trainer
     return parts
 
 
-def _catch_error(path: str, call: Callable[[], object]) -> Violation | None:
+def _error_violation(path: str, call: Callable[[], object]) -> Violation | None:
     """Run `call`, and return its exception as a violation at `path`; None = no error, or this machine causes it."""
     try:
         call()
@@ -171,7 +172,7 @@ def _catch_error(path: str, call: Callable[[], object]) -> Violation | None:
 # -- starting --------------------------------------------------------------------------------------------------------
 
 
-def _check_batches(r: Reader, objects: Objects) -> None:
+def _check_batch_rampup(r: Reader, objects: Objects) -> None:
     """Let Megatron compute the number of micro-batches for every batch size of a batch size ramp-up."""
     from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
 
@@ -212,14 +213,14 @@ def _check_schedule(r: Reader, objects: Objects) -> None:
 
 
 CHECKS: dict[str, Callable[[Reader, Objects], None]] = {
-    "data": _check_batches,
+    "data": _check_batch_rampup,
     "resume.restore_config.path": _check_weights_path,
     "optim.lr_scheduler": _check_schedule,
 }
 """Section of a configuration -> check that runs before the objects are connected."""
 
 
-def _connect(r: Reader, objects: Objects) -> None:
+def _connect_objects(r: Reader, objects: Objects) -> None:
     """Let NeMo validate and modify the configurations, in the order of `llm.pretrain`."""
     from nemo.collections.llm import api
 
@@ -268,7 +269,7 @@ def _set_up_callbacks(r: Reader, objects: Objects) -> Iterator[Violation]:
         if library == "lightning":  # NeMo's may install signal handlers or communicate
             hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
         for hook in hooks:
-            violation = _catch_error(f"trainer.callbacks[{number}]", hook)
+            violation = _error_violation(f"trainer.callbacks[{number}]", hook)
             if violation is not None and any(f": {name}: " in violation.message for name in REFUSALS):
                 yield violation
                 break
@@ -317,13 +318,13 @@ def _overridden_fields(r: Reader) -> Iterator[str]:
             yield path
 
 
-def _read_path(objects: Objects, path: str) -> Any:
+def _get_by_path(objects: Objects, path: str) -> Any:
     """Return the value of a field in a section of `SOURCES`; None if it does not exist."""
     section, _, field = path.rpartition(".")
     return getattr(objects.section(section), field, None)
 
 
-def _shorten(value: Any) -> str:
+def _format_short(value: Any) -> str:
     return str(getattr(value, "__name__", repr(value)))[:80]
 
 
