@@ -23,7 +23,7 @@ LOCK = "writer"
 
 
 def temporary_path(out: Path) -> Path:
-    """Return an example path of a temporary folder for `out`."""
+    """Return a path like that of a temporary folder for `out`, for example to check its length."""
     return out.with_name(f".{out.name}-12345678")
 
 

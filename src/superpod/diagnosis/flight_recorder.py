@@ -93,7 +93,7 @@ def read(path: Path) -> Dump | None:
 
 
 def add_dumps(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict:
-    """Return `verdict` with the collective that the ranks of the dumps are stuck in, if there is one.
+    """Return `verdict` with a finding on the collective in which ranks are stuck; unchanged if the dumps show none.
 
     It becomes the root cause if the verdict has none, or one that follows from it; otherwise it is added to `others`.
 
@@ -122,7 +122,7 @@ def add_dumps(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Ver
 
 
 def explain(dumps: Sequence[Dump], base: Path | None = None) -> Finding | None:
-    """Return a finding with the first incomplete collective and the ranks that missed it; None if there is none.
+    """Return a finding on the first incomplete collective and the ranks that missed it; None if there is none.
 
     A rank misses a collective if it did not reach it, or called a different one. `base` is as in `add_dumps`.
     """
@@ -150,7 +150,7 @@ class _Group:
 
 
 def _find_groups(dumps: Sequence[Dump]) -> list[_Group]:
-    """Return the process groups that ranks called collectives of, ordered by their oldest incomplete call."""
+    """Return the process groups in which ranks called collectives, ordered by their oldest incomplete call."""
     groups: dict[str, _Group] = {}
     pending: dict[str, float] = {}
     for dump in dumps:
@@ -197,7 +197,7 @@ def _collectives_in_group(dump: Dump, group: str) -> dict[int, JsonObject]:
 
 
 def _find_stuck_collective(group: _Group, by_rank: dict[int, Dump], base: Path | None) -> Finding | None:
-    """Return a finding with the first collective that some ranks of the group did not call, or called differently."""
+    """Return a finding on the first collective that ranks of a group did not call, or called differently."""
     members = sorted(group.members or by_rank)
     calls = {rank: _collectives_in_group(by_rank[rank], group.name) for rank in members if rank in by_rank}
     for number in sorted({number for calls_of_rank in calls.values() for number in calls_of_rank}):
@@ -228,7 +228,7 @@ def _is_behind(calls: dict[int, JsonObject] | None, number: int) -> bool:
 
 
 def _signature(entry: JsonObject) -> str:
-    """Return the name of a collective, with the input sizes if they must be equal on all ranks."""
+    """Return the name of a collective and, if they must be equal on all ranks, its input sizes."""
     name = str(entry.get("profiling_name", "?"))
     if "all_to_all" in name or "scatter" in name:
         return name

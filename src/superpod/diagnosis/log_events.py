@@ -283,7 +283,7 @@ class LogEvents:
         return self.fatal is None or self.series.continued_after(self.fatal.number)
 
     def finish(self) -> None:
-        """Record the error at the end of the log: a truncated traceback, or an error that is not an exception."""
+        """Record the error in the last lines of the log: a truncated traceback, or an error without an exception."""
         if self._raised and (self.last is None or self._raised.number > self.last.number):
             self._match_patterns(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
 
@@ -490,7 +490,7 @@ def _module(file: str) -> str:
 
 
 def _candidates(lowered: str) -> list[tuple[Cause, Pattern]]:
-    """Return the patterns whose phrases may occur in a line: those whose first three letters do."""
+    """Return the patterns whose phrases may occur in a lowercase line: their first three letters occur in it."""
     if not _PATTERNS_BY_START:
         for cause in ALL:
             for pattern in cause.patterns:

@@ -110,7 +110,7 @@ class Anomaly:
 
 @dataclass
 class Series:
-    """The steps reported in one log. If the log contains several runs, losses and counts are those of the newest."""
+    """The training steps reported in one log. If it contains several runs, losses and counts are the newest run's."""
 
     points: list[Point] = field(default_factory=list)
     """steps with a finite loss"""

@@ -150,7 +150,7 @@ class _Group:
 
 
 def judge(logs: Sequence[LogEvents], base: Path | None = None, has_failed: bool | None = None) -> Verdict:
-    """Diagnose a run or an attempt from its logs.
+    """Return the diagnosis of a run or an attempt from its logs.
 
     Args:
         logs: the events of each log.
@@ -278,7 +278,7 @@ def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
 
 
 def _first_end_test(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
-    """Return a function that tells whether an event is the end of the rank that failed first."""
+    """Return a function that returns whether an event is the end of the rank that failed first."""
     tasks = _unterminated_tasks(logs)
     first = tasks[0] if tasks else None
     ranks = {log.first_failed for log in logs} - {None}

@@ -19,7 +19,7 @@ PREFIX = "with="
 
 @dataclass(frozen=True)
 class Option:
-    """An option: a change of a recipe."""
+    """A change of a recipe that users select with `with=NAME`."""
 
     about: str
     """One-line description."""

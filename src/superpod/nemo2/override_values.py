@@ -39,15 +39,15 @@ SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0
 
 
 class NotAValue(ValueError):
-    """The text is not a value of the field's type."""
+    """Raised for a text that is not a value of the field's type."""
 
 
 class _NotLiteral(ValueError):
-    """The text is neither a literal nor a known name or constructor."""
+    """Raised for a text that is neither a literal nor a known name or constructor."""
 
 
 def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
-    """Return the value of a field that the text of an override stands for.
+    """Return the value that the text of an override specifies.
 
     Args:
         text: the text after the equals sign.

@@ -57,7 +57,7 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
 
 
 def find_userbuffers_name(value: Any) -> str:
-    """Return the name of NVIDIA's userbuffer configuration that `value` equals; "" for others. It replaces 70 lines."""
+    """Return the name of NVIDIA's userbuffer configuration that `value` equals, instead of 70 fields; "" for others."""
     if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
         return ""
     from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers

@@ -26,7 +26,7 @@ def number_format(precision: object) -> str:
 
 
 def check_formats(r: Reader) -> Iterator[Violation]:
-    """The plugin's precision and data types and the optimizer's flags must specify the same format."""
+    """Yield a violation unless the plugin's precision and dtypes and the optimizer's flags specify the same format."""
     if r.precision_plugin is None:
         return
     expected = number_format(r[f"{PLUGIN}.precision"])
@@ -53,7 +53,7 @@ def check_formats(r: Reader) -> Iterator[Violation]:
 
 
 def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
-    """Model fields that the plugin overwrites (update_config_with_dtype_overrides) must not be overridden."""
+    """Yield a violation per overridden model field that the plugin overwrites (update_config_with_dtype_overrides)."""
     for name in OVERWRITTEN_FIELDS:
         path = f"model.config.{name}"
         source, value = f"trainer.plugins.{name}", r[f"{PLUGIN}.{name}"]
@@ -65,7 +65,7 @@ def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
 
 
 def check_loss_scale(r: Reader) -> Iterator[Violation]:
-    """The loss scale in FP16 must be 1: NeMo 2.7.3 divides the gradients by it, but never scales the loss."""
+    """Yield a violation if the loss scale in FP16 is not 1: NeMo 2.7.3 never scales the loss."""
     if r.precision_plugin is None or number_format(r[f"{PLUGIN}.precision"]) != "fp16":
         return
     scale = r[f"{PLUGIN}.fp16_loss_scale"]
@@ -80,7 +80,7 @@ def check_loss_scale(r: Reader) -> Iterator[Violation]:
 
 
 def check_fp8(r: Reader) -> Iterator[Violation]:
-    """FP8 requires BF16 as the base precision, switches for FP8 require FP8, and some layers must be in FP8."""
+    """Yield a violation for FP8 on a base other than BF16, for its switches without FP8, or if no layer is in FP8."""
     if r.precision_plugin is None:
         return
     fp8, base = r[f"{PLUGIN}.fp8"], number_format(r[f"{PLUGIN}.precision"])
@@ -101,7 +101,7 @@ def check_fp8(r: Reader) -> Iterator[Violation]:
 
 
 def _check_expert_bias(r: Reader, is_fp8: bool) -> Iterator[Violation]:
-    """With biased experts in FP8, the router must pad the token counts (see `fusions._pad_tokens_of_experts`)."""
+    """Yield a violation for biased experts in FP8 without padded token counts (`fusions._pad_tokens_of_experts`)."""
     has_expert_bias = r["model.config.num_moe_experts"] and r["model.config.add_bias_linear"]
     if not (is_fp8 and has_expert_bias and r["model.config.moe_grouped_gemm"]):
         return
@@ -111,7 +111,7 @@ def _check_expert_bias(r: Reader, is_fp8: bool) -> Iterator[Violation]:
 
 
 def _check_bf16_ends(r: Reader, is_fp8: bool) -> Iterator[Violation]:
-    """First and last layers in BF16 require a scaling other than delayed, a switch, and further layers in FP8.
+    """Yield a violation if the numbers of first and last layers in BF16 have no effect or leave no layer in FP8.
 
     Megatron's check (TransformerConfig.__post_init__) runs before the plugin sets these fields.
     """
@@ -136,7 +136,7 @@ def _short_name(dtype: object) -> str:
 
 
 def check_plugin(r: Reader) -> Iterator[Violation]:
-    """The trainer must have a precision plugin: without one, NeMo computes in FP32 despite the optimizer's flags."""
+    """Yield a violation if there is no precision plugin: NeMo computes in FP32 then, despite the optimizer's flags."""
     if r.precision_plugin is not None or r["trainer.precision"] is not None:
         return
     flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]
@@ -159,7 +159,7 @@ STATES = {
 
 
 def check_optimizer_dtypes(r: Reader) -> Iterator[Violation]:
-    """Optimizer states must have a data type that Transformer Engine supports; FP8 is uint8 with a scale."""
+    """Yield a violation for optimizer states with a data type that Transformer Engine's Adam does not support."""
     for path, known in STATES.items():
         name = str(r[path]).rpartition(".")[2]
         if r[path] is None or name in known:

@@ -13,7 +13,7 @@ STRATEGY = "trainer.strategy"
 
 
 def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
-    """MXFP8 parameters in the gradient buffer must not be gathered during the forward pass.
+    """Yield a violation if MXFP8 parameters in the gradient buffer are gathered during the forward pass.
 
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
     optimizer.py:575-579), which the loop of NeMo 2.7.3 does not do. tests/nemo2/build/mxfp8_weights.py reproduces it.
@@ -29,10 +29,10 @@ def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
 
 
 def check_userbuffer_length(r: Reader) -> Iterator[Violation]:
-    """With userbuffers, all sequences must have the same length: `seq_length` x micro-batch size / cp tokens per rank.
+    """Yield a violation for userbuffers with sequences of different lengths.
 
-    NeMo's callback allocates the buffers for this size (_init_te_userbuffers). NeMo's fine-tuning data pads each batch
-    only to its longest sample, unless `pad_to_max_length` is set.
+    The size of the buffers is fixed: `seq_length` x micro-batch size / cp (NeMo's callback, _init_te_userbuffers).
+    NeMo's fine-tuning data pads each batch only to its longest sample, unless `pad_to_max_length` is set.
     """
     callback, tp = find_callback(r), r[f"{STRATEGY}.tensor_model_parallel_size"] or 1
     if callback is None or not callback.tp_comm_overlap or tp < 2 or "FineTuning" not in class_name(r["data"]):

@@ -17,7 +17,7 @@ PLUGIN = "trainer.plugins"
 
 @dataclass(frozen=True)
 class Reader:
-    """A built configuration and the overrides applied to it."""
+    """Reads the fields of a built configuration, `partial`, to which `overrides` have been applied."""
 
     partial: run.Partial
     overrides: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ INCREASING_METRICS = ("step", "epoch", "global_step", "consumed_samples")
 
 
 def check_resume(r: Reader) -> Iterator[Violation]:
-    """Each attempt must resume from the last checkpoint of the previous attempt (nemo/lightning/resume.py)."""
+    """Yield a violation unless each attempt resumes from the last checkpoint of the previous one (NeMo's resume.py)."""
     if r["resume.resume_if_exists"] is False:
         yield Violation(
             "resume",
@@ -38,7 +38,7 @@ def check_resume(r: Reader) -> Iterator[Violation]:
 
 
 def check_optimizer_state(r: Reader) -> Iterator[Violation]:
-    """Checkpoints must contain the optimizer state, and resumed attempts must load it."""
+    """Yield a violation if checkpoints lack the optimizer state, or resumed attempts do not load it."""
     for path, bad, effect in (
         ("log.ckpt.save_weights_only", True, "checkpoints would have no optimizer state"),
         ("trainer.strategy.ckpt_save_optimizer", False, "checkpoints would have no optimizer state"),
@@ -53,7 +53,7 @@ def check_optimizer_state(r: Reader) -> Iterator[Violation]:
 
 
 def check_interval(r: Reader) -> Iterator[Violation]:
-    """Checkpoints must be saved before the end of the run, at exactly one interval."""
+    """Yield a violation unless checkpoints are saved during the run, at exactly one interval."""
     if r["trainer.enable_checkpointing"] is False:  # Lightning raises if there is a ModelCheckpoint callback
         message = "trainer.enable_checkpointing is False, but the run saves checkpoints with a callback"
         yield Violation("checkpointing", message, "keep it True; log.ckpt sets the interval and number of checkpoints")
@@ -69,7 +69,7 @@ def check_interval(r: Reader) -> Iterator[Violation]:
 
 
 def check_ranking(r: Reader) -> Iterator[Violation]:
-    """The newest or best checkpoints must be kept, not the oldest or worst."""
+    """Yield a violation if the oldest or worst checkpoints are kept, or their metric is not logged."""
     metric, mode = r["log.ckpt.monitor"], r["log.ckpt.mode"]
     if metric is None:
         return
@@ -88,7 +88,7 @@ def check_ranking(r: Reader) -> Iterator[Violation]:
 
 
 def check_filename(r: Reader) -> Iterator[Violation]:
-    """Checkpoint names must contain the step: NeMo sorts by it, and `recipes` reads it."""
+    """Yield a violation if checkpoint names lack the step, by which NeMo sorts and which `recipes` reads."""
     name = r["log.ckpt.filename"]
     if isinstance(name, str) and "{step" not in name:
         message = f"log.ckpt.filename is {name!r}; it must contain {{step}}, because checkpoints are sorted by step"
@@ -96,7 +96,7 @@ def check_filename(r: Reader) -> Iterator[Violation]:
 
 
 def check_initial_weights(r: Reader) -> Iterator[Violation]:
-    """Adapters must be trained on top of trained weights, and a checkpoint to start from must have a path."""
+    """Yield a violation if adapters would start from random weights, or the initial weights have an empty path."""
     if r.is_overridden("resume.restore_config") and r["resume.restore_config"] is None and r["peft"] is not None:
         message = "resume.restore_config is None: adapters would be trained on top of random weights"
         yield Violation("weights", message, "leave it out, or specify a checkpoint: resume.restore_config.path=PATH")
@@ -111,6 +111,6 @@ PARTS = ("resume", "log.ckpt", "trainer.strategy.ckpt_load_optimizer", "trainer.
 
 
 def violations(r: Reader) -> Iterator[Violation]:
-    """Yield the violations of all rules in this file."""
+    """Yield the violations that the `RULES` of this file find."""
     for rule in RULES:
         yield from rule(r)

@@ -22,7 +22,7 @@ SHARDS = "trainer.strategy.ddp.data_parallel_sharding_strategy"
 
 
 def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP can start only from random weights.
+    """Yield a violation for Megatron-FSDP with initial weights: it can start only from random weights.
 
     NeMo expects initial weights in the format in which the run saves (MegatronStrategy.load_checkpoint), fsdp_dtensor,
     but imported checkpoints have a different format. With adapters, it loads them before it shards the model.
@@ -37,7 +37,7 @@ def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
 
 
 def check_zero2_overlap(r: Reader) -> Iterator[Violation]:
-    """ZeRO-2 of Megatron-FSDP must overlap the reduction of gradients with the backward pass.
+    """Yield a violation for ZeRO-2 of Megatron-FSDP if gradient reduction does not overlap with the backward pass.
 
     MegatronFSDP.__init__ asserts this; for ZeRO-3, it enables the overlap.
     """
@@ -59,7 +59,7 @@ def check_zero2_overlap(r: Reader) -> Iterator[Violation]:
 
 
 def check_fsdp_fp32(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP requires 16-bit parameters if MLPs are gated.
+    """Yield a violation for Megatron-FSDP with FP32 parameters and gated MLPs.
 
     If the model is not wrapped in a Float16Module, NeMo looks for `linear_fc1.weight` one module too deep at the first
     save (MegatronStrategy._get_fsdp_dtensor_state_dict).
@@ -75,7 +75,7 @@ def check_fsdp_fp32(r: Reader) -> Iterator[Violation]:
 
 
 def check_fsdp_fp16(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP does not support FP16.
+    """Yield a violation for Megatron-FSDP in FP16.
 
     In FP16, Megatron divides the gradients of all parameters by the loss scale before a step, and assumes that every
     rank has a gradient of each (DistributedOptimizer._collect_main_grad_data_for_unscaling). A rank without a shard of
@@ -91,7 +91,7 @@ def check_fsdp_fp16(r: Reader) -> Iterator[Violation]:
 
 
 def check_fsdp_optimizer(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP supports only Megatron's plain Adam on the GPU.
+    """Yield a violation for Megatron-FSDP with an optimizer other than Megatron's plain Adam on the GPU.
 
     A precision-aware optimizer reads gradients from `decoupled_grad`, which Megatron-FSDP sets only if its buffer has
     an attribute that nothing sets (param_and_grad_buffer.py:2456). An optimizer on the host copies gradients from
@@ -111,7 +111,7 @@ def check_fsdp_optimizer(r: Reader) -> Iterator[Violation]:
 
 
 def check_parameter_remainders(r: Reader) -> Iterator[Violation]:
-    """The fully reshardable checkpoint format does not support parameter remainders.
+    """Yield a violation for parameter remainders in the fully reshardable checkpoint format.
 
     With store_param_remainders, Transformer Engine's Adam keeps only the lower 16 bits of its FP32 parameters. The
     format saves them as FP32 numbers, but FusedAdam.set_scaled_state accepts int16 only.
@@ -131,7 +131,7 @@ def check_parameter_remainders(r: Reader) -> Iterator[Violation]:
 
 
 def check_offloaded_state(r: Reader) -> Iterator[Violation]:
-    """An optimizer on the host can be saved only in the fully reshardable format.
+    """Yield a violation for an optimizer on the host unless checkpoints are in the fully reshardable format.
 
     torch's Adam, which runs on the host, stores `step` as a 0-dimensional tensor per parameter. At the first save, the
     default format asserts that each tensor has the size of its parameter (sharded_param_state_dp_reshardable).
@@ -147,7 +147,7 @@ def check_offloaded_state(r: Reader) -> Iterator[Violation]:
 
 
 def check_offloaded_fp32(r: Reader) -> Iterator[Violation]:
-    """An optimizer on the host requires BF16 or FP16 parameters.
+    """Yield a violation for an optimizer on the host with FP32 parameters.
 
     In the distributed optimizer, shards of FP32 parameters are views, not leaf tensors, so torch cannot optimize
     them (DistributedOptimizer._build_model_and_main_param_groups, HybridDeviceOptimizer.__init__).

@@ -1,7 +1,7 @@
 """Check that schedule, optimizer, trainer, data and model are consistent.
 
-Each rule is a function that yields violations. Its docstring states the rule, and where NeMo 2.7.3, Megatron-Core
-0.15.3 or Lightning would otherwise fail.
+Each rule is a function that yields violations. Its docstring or comments name the place in NeMo 2.7.3, Megatron-Core
+0.15.3 or Lightning that would otherwise fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ a standard deviation of 0.02: at a higher rate, a step would be several times as
 
 
 def check_learning_rates(r: Reader) -> Iterator[Violation]:
-    """The minimum learning rate must not exceed the peak (NeMo's CosineAnnealing), nor Adam's peak MAX_ADAM_LR."""
+    """Yield a violation if the minimum learning rate exceeds the peak (CosineAnnealing), or Adam's peak is too high."""
     lr, optimizer = r["optim.config.lr"], r["optim.config.optimizer"]
     for path in ("optim.lr_scheduler.min_lr", "optim.config.min_lr"):
         min_lr = r[path]
@@ -36,7 +36,7 @@ def check_learning_rates(r: Reader) -> Iterator[Violation]:
 
 
 def check_warmup(r: Reader) -> Iterator[Violation]:
-    """The phases of an overridden schedule must be shorter than the run. (A shortened run may end in its warm-up.)"""
+    """Yield a violation if an overridden schedule's phases fill the run. A shortened run may end in its warm-up."""
     warmup, constant = r["optim.lr_scheduler.warmup_steps"], r["optim.lr_scheduler.constant_steps"] or 0
     steps = r["trainer.max_steps"]
     if not _are_numbers(warmup, constant, steps):
@@ -62,7 +62,7 @@ def warnings(r: Reader) -> Iterator[Violation]:
 
 
 def check_sequence_length(r: Reader) -> Iterator[Violation]:
-    """Data and model must have the same sequence length, at most the number of learned position embeddings."""
+    """Yield a violation if the sequence lengths of data and model differ, or exceed the learned positions."""
     data, model = r["data.seq_length"], r["model.config.seq_length"]
     if not _are_numbers(data, model):
         return
@@ -89,7 +89,7 @@ LENGTHS = ("data.seq_length", "data.seq_length_dec", "model.config.seq_length", 
 
 
 def check_positions(r: Reader) -> Iterator[Violation]:
-    """A learned position embedding must cover the tokens of encoder and decoder (else, an index error on the GPU).
+    """Yield a violation if a sequence of encoder or decoder has more tokens than the learned position embedding.
 
     In NeMo 2.7.3, only T5's has `max_position_embeddings` rows (t5/model/t5.py). Those of GPT, BERT and Mamba have
     `seq_length` rows, which `check_sequence_length` compares with the data.
@@ -109,7 +109,7 @@ def check_positions(r: Reader) -> Iterator[Violation]:
 
 
 def check_distributed_optimizer(r: Reader) -> Iterator[Violation]:
-    """The distributed optimizer supports Adam only (megatron-core, get_megatron_optimizer)."""
+    """Yield a violation for the distributed optimizer with an optimizer other than Adam (get_megatron_optimizer)."""
     name = r["optim.config.optimizer"]
     if r["optim.config.use_distributed_optimizer"] and name not in (None, "adam"):
         yield Violation(
@@ -120,7 +120,7 @@ def check_distributed_optimizer(r: Reader) -> Iterator[Violation]:
 
 
 def check_vocabulary(r: Reader) -> Iterator[Violation]:
-    """The embedding must cover all tokens of the tokenizer (else, an index error on the GPU)."""
+    """Yield a violation if the tokenizer has more tokens than the embedding: an index error on the GPU would follow."""
     rows, tokens = r["model.config.vocab_size"], r["data.tokenizer.vocab_size"]
     if class_name(r["data.tokenizer"]) == "NullTokenizer" and _are_numbers(tokens):
         tokens += 1  # it adds an end-of-document token
@@ -133,7 +133,7 @@ def check_vocabulary(r: Reader) -> Iterator[Violation]:
 
 
 def check_heads_and_experts(r: Reader) -> Iterator[Violation]:
-    """The number of heads must be a multiple of the query groups, and top-k at most the number of experts."""
+    """Yield a violation unless query groups divide the heads and top-k is at most the number of experts."""
     heads, groups = r["model.config.num_attention_heads"], r["model.config.num_query_groups"]
     if _are_numbers(heads, groups) and groups > 0 and heads % groups:
         yield Violation(
@@ -151,7 +151,7 @@ def check_heads_and_experts(r: Reader) -> Iterator[Violation]:
 
 
 def check_trainer(r: Reader) -> Iterator[Violation]:
-    """Options of Lightning that conflict with Megatron's training loop must not be set."""
+    """Yield a violation per option of Lightning's trainer that conflicts with NeMo or Megatron."""
     clip = r["trainer.gradient_clip_val"]
     if clip:  # MegatronMixedPrecision.clip_gradients
         message = f"trainer.gradient_clip_val is {clip}, but Megatron's optimizer clips the gradients"
@@ -175,7 +175,7 @@ def check_trainer(r: Reader) -> Iterator[Violation]:
 
 
 def check_validation_interval(r: Reader) -> Iterator[Violation]:
-    """The validation interval must not exceed the micro-batches of an epoch (Lightning's fit_loop.py, setup_data).
+    """Yield a violation if the validation interval exceeds the micro-batches of an epoch (fit_loop.py, setup_data).
 
     NeMo's data loaders count the micro-batches of all ranks. `PreTrainingDataModule` has samples for all steps.
     """
@@ -198,7 +198,7 @@ def check_validation_interval(r: Reader) -> Iterator[Violation]:
 
 
 def check_early_stopping(r: Reader) -> Iterator[Violation]:
-    """EarlyStopping must monitor a logged metric; otherwise, it stops the run at the first validation."""
+    """Yield a violation if EarlyStopping monitors a metric that is not logged, and so stops at the first validation."""
     for number, callback in enumerate(r["trainer.callbacks"] or []):
         metric, path = getattr(callback, "monitor", None), f"trainer.callbacks[{number}].monitor"
         if class_name(callback) != "EarlyStopping" or not metric or getattr(callback, "strict", True) is False:
@@ -219,7 +219,7 @@ LOGGED_METRICS = (
 
 
 def check_workers(r: Reader) -> Iterator[Violation]:
-    """Persistent workers of torch's DataLoader require at least one worker."""
+    """Yield a violation for persistent data workers without workers, which torch's DataLoader rejects."""
     if r["data.num_workers"] == 0 and r["data.persistent_workers"]:
         message = "data.persistent_workers is True, but data.num_workers is 0"
         yield Violation("workers", message, "set data.num_workers=2, or data.persistent_workers=False")
@@ -233,7 +233,7 @@ their parts in canonical LoRA."""
 
 
 def check_adapters(r: Reader) -> Iterator[Violation]:
-    """Adapters must target existing layers whose adapted weights NeMo can merge and shard.
+    """Yield a violation for adapters of layers that do not exist, or whose weights NeMo cannot merge or shard.
 
     If no name matches, NeMo trains no parameters, without an error.
     """
@@ -270,7 +270,7 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
 
 
 def check_devices(r: Reader, gpus: int, gpu: str) -> Iterator[Violation]:
-    """`trainer.devices` must not exceed the GPUs of a node; nodes with the GPU `gpu` have `gpus` GPUs."""
+    """Yield a violation if `trainer.devices` exceeds `gpus`, the number of GPUs of a node with the GPU `gpu`."""
     devices = r["trainer.devices"]
     if _are_numbers(devices) and devices > gpus:
         message = f"trainer.devices is {devices}, but a node with {gpu} has {gpus} GPUs"
