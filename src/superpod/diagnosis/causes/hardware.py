@@ -268,8 +268,8 @@ CAUSES = (
         "rank_crashed",
         ENDING,
         "a rank crashed in compiled code (for example, with a segmentation fault)",
-        "PYTHONFAULTHANDLER=1 prints the Python stack, and a core dump (`ulimit -c unlimited`) contains the C++ stack; "
-        "the usual reason is libraries from different releases: `recipes doctor`",
+        "PYTHONFAULTHANDLER=1 prints the Python stack, and a core dump (`ulimit -c unlimited`) contains the native "
+        "stack; the usual reason is libraries from different releases: `recipes doctor`",
         (
             *phrases("segmentation fault", "double free or corruption", "stack smashing detected"),
             *phrases("corrupted size vs. prev_size", "free(): invalid pointer"),
