@@ -3,7 +3,7 @@
 #
 # MODEL is a Hugging Face folder, DATA a file of samples (JSONL, Parquet or CSV), OUT the Hugging Face folder to write.
 # The model is imported into NeMo's format once, trained, and exported with merged adapters; transformers evaluates the
-# exported folder. The variable RECIPE selects another recipe: `recipes list sft` and `recipes list lora` list them.
+# exported folder. The environment variable RECIPE selects the recipe; `recipes list sft` and `recipes list lora` list the choices.
 set -eu
 
 if [ $# -lt 3 ]; then

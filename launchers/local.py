@@ -2,7 +2,7 @@
 
     python launchers/local.py
 
-One process per GPU; without a GPU the recipe is rehearsed on CPUs, with NeMo's and Megatron-Core's own code.
+It starts one process per GPU. Without a GPU, it rehearses the recipe on CPUs, with NeMo's and Megatron-Core's code.
 """
 
 from superpod.launch import script
@@ -20,4 +20,4 @@ OVERRIDES = [
 recipe = build(RECIPE)
 apply(recipe, OVERRIDES)
 recipe.log.log_dir = "logs"
-script.train(recipe)  # does nothing in the ranks, which import this file too
+script.train(recipe)  # does nothing in the ranks, which also import this file

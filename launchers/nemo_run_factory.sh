@@ -1,6 +1,6 @@
 #!/bin/sh
-# Start a recipe's factory with NeMo's command line: sh launchers/nemo_run_factory.sh [RECIPE [OVERRIDE ...]]
-# NeMo-Run finds the factories through this package's entry point `nemo_run.cli`. Needs GPUs, except with --dryrun.
+# Train a recipe with NeMo's command line: sh launchers/nemo_run_factory.sh [RECIPE [OVERRIDE ...]]
+# NeMo-Run finds the factories through this package's entry point `nemo_run.cli`. It needs GPUs, except with --dryrun.
 set -eu
 
 recipe=${1:-llama3_8b_pretrain_h100_bf16}

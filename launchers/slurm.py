@@ -2,8 +2,8 @@
 
     python launchers/slurm.py CLUSTER
 
-CLUSTER is a profile: a name, such as dgx_h100, or the path of a TOML file. The profile gives account, partition,
-container and folders. `recipes submit` also checks the job against the cluster and queues attempts that resume it.
+CLUSTER is a profile: a name, such as dgx_h100, or the path of a TOML file. It contains account, partition, container
+and folders. `recipes submit` also checks the job against the cluster, and queues further attempts, which resume it.
 """
 
 import sys
@@ -18,7 +18,7 @@ NODES = 4
 
 
 def main(cluster: str) -> None:
-    """Queue one job and wait until it ends."""
+    """Submit the recipe as one job to the cluster profile `cluster`, and wait until it ends."""
     recipe = build(RECIPE, num_nodes=NODES)
     recipe.trainer.max_steps = 1000
     on_slurm = executor(cluster, nodes=NODES, gpus=recipe.trainer.devices, time="4:00:00")

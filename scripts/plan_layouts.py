@@ -31,7 +31,7 @@ from superpod.planner.layout import Layout
 Planned = dict[Case, dict[int, Layout]]
 """Case -> GPUs -> layout."""
 
-HEAD = "# By scripts/plan_layouts.py; collection/layout_text.py describes the form.\n"
+HEAD = "# Written by scripts/plan_layouts.py in the format of collection/layout_text.py.\n"
 
 
 def write(name: str, planned: list[Planned], runs: Runs) -> Path:

@@ -86,7 +86,7 @@ def write(by_model: dict[str, Runs]) -> None:
     for model, runs in sorted(by_model.items()):
         for (suffix, _), run in sorted(runs.items()):
             lines[f"{model}_{suffix}"].append(run.line())
-    text = "# Measured runs of our cases that others published, of several the fastest; by scripts/plan_layouts.py.\n"
+    text = "# The fastest published measurement of each recipe at each size. Written by scripts/plan_layouts.py.\n"
     for name, items in lines.items():
         text += f"{name} = [\n{''.join(items)}]\n"
     FILE.write_text(text)

@@ -1,7 +1,7 @@
 """Distill a teacher into a student: `python distill.py STUDENT TEACHER LOGS [PATH=VALUE ...]`.
 
-Runs `llm.distill` (NeMo 2.7.3, ModelOpt 0.37) on the GPUs of this machine, or rehearses it on CPUs. Both are NeMo
-checkpoints of GPTModels with one tokenizer; the student may come from prune.py.
+It runs `llm.distill` (NeMo 2.7.3, ModelOpt 0.37) on the GPUs of this machine; without a GPU, it rehearses on CPUs.
+STUDENT and TEACHER are NeMo checkpoints of GPTModels with the same tokenizer; prune.py can create the student.
 """
 
 import sys
@@ -16,31 +16,34 @@ from superpod.nemo2.build import learning_rate_schedule
 
 
 def recipe(student: str = "STUDENT", teacher: str = "TEACHER", logs: str = "logs") -> run.Partial:
-    """NeMo's recipe for one node of 8 GPUs, with all required values."""
-    whole = distillation_recipe(student, teacher, dir=logs, name="distill", num_nodes=1, num_gpus_per_node=8)
+    """Return NeMo's distillation recipe for one node with 8 GPUs, with all required values.
+
+    `student` and `teacher` are paths of checkpoints, `logs` is the folder of logs and checkpoints.
+    """
+    partial = distillation_recipe(student, teacher, dir=logs, name="distill", num_nodes=1, num_gpus_per_node=8)
     # distillation_config_path: a YAML file with intermediate_layer_pairs (hidden states to match, in addition to
-    # the logits), skip_lm_loss (true to ignore the labels) and kd_loss_scale. None matches only the logits.
+    # the logits), skip_lm_loss (true to ignore the labels) and kd_loss_scale. With None, only the logits are matched.
 
     steps = 1000
-    whole.trainer.max_steps, whole.trainer.val_check_interval, whole.trainer.limit_val_batches = steps, steps, 8
-    whole.optim.config.lr = 1e-4
-    whole.optim.lr_scheduler.warmup_steps, whole.optim.lr_scheduler.min_lr = 50, 1e-5
+    partial.trainer.max_steps, partial.trainer.val_check_interval, partial.trainer.limit_val_batches = steps, steps, 8
+    partial.optim.config.lr = 1e-4
+    partial.optim.lr_scheduler.warmup_steps, partial.optim.lr_scheduler.min_lr = 50, 1e-5
 
-    # Both models have the same layout, without virtual stages, which NeMo refuses here. The weights and logits of the
-    # teacher also need memory.
-    strategy = whole.trainer.strategy
+    # Both models have the same layout. NeMo does not support virtual stages here. The teacher's weights and logits also
+    # need memory.
+    strategy = partial.trainer.strategy
     strategy.tensor_model_parallel_size, strategy.sequence_parallel = 8, True
     strategy.pipeline_model_parallel_size = strategy.context_parallel_size = 1
 
     # NeMo's data is random tokens; to use text: run.Config(llm.PreTrainingDataModule, paths=["1.0", PREFIX], ...)
-    whole.data.seq_length, whole.data.micro_batch_size, whole.data.global_batch_size = 8192, 1, 128
-    whole.data.tokenizer = run.Config(AutoTokenizer, pretrained_model_name=f"{teacher}/context/nemo_tokenizer")
-    return whole
+    partial.data.seq_length, partial.data.micro_batch_size, partial.data.global_batch_size = 8192, 1, 128
+    partial.data.tokenizer = run.Config(AutoTokenizer, pretrained_model_name=f"{teacher}/context/nemo_tokenizer")
+    return partial
 
 
 if __name__ == "__main__":
     student, teacher, logs, *changes = sys.argv[1:]
-    whole = recipe(student, teacher, logs)
-    overrides.apply(whole, changes)
-    learning_rate_schedule.fit(whole, changes)
-    script.train(whole, "distill")
+    partial = recipe(student, teacher, logs)
+    overrides.apply(partial, changes)
+    learning_rate_schedule.fit(partial, changes)
+    script.train(partial, "distill")

@@ -1,7 +1,7 @@
-"""DeepSeek V2 and V3: multi-head latent attention, many small experts.
+"""DeepSeek V2 and V3: multi-head latent attention and many small experts.
 
 Learning rates: DeepSeek-V2 (arXiv:2405.04434, section 3.1.2 and appendix B), DeepSeek-V3 (arXiv:2412.19437, section
-4.2). Steps: the tokens of those papers, 8.1 (V2), 5.7 (V2 Lite) and 14.8 trillion (V3), at the recipe's global batch.
+4.2). Steps: the 8.1 (V2), 5.7 (V2 Lite) and 14.8 (V3) trillion tokens of these papers at the recipe's global batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""T5, BERT, and models for sentence embeddings. Learning rates and steps are NeMo 2.7.3's."""
+"""T5, BERT, and models for sentence embeddings. Learning rates and steps are those of NeMo 2.7.3."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ NEEDS_TE = "NeMo can build its layers only with Transformer Engine"
 T5 = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 10_000, "max_steps": 1_000_000, "unproven": NEEDS_TE}
 BERT = T5 | {"warmup_steps": 500, "max_steps": 1_168_251}
 MOCK_SAMPLES = 10_000_000
-"""Number of samples in NeMo's GPT mock data. NeMo's 10,000 for T5 and BERT last less than a validation interval."""
+"""Number of mock samples, as for GPT in NeMo; its 10,000 for T5 and BERT last less than a validation interval."""
 EMBED = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 500, "max_steps": 1_168_251}
 
 
 def _use_t5_data(partial: run.Partial) -> None:
-    """Set mock data for an encoder-decoder model."""
+    """Set the data of a recipe to mock data for an encoder-decoder model."""
     _set_data(partial, "T5MockDataModule", seq_length_dec=128, num_train_samples=MOCK_SAMPLES)
 
 
 def _use_bert_data(partial: run.Partial) -> None:
-    """Set mock data for BERT: masked tokens and sentence pairs."""
+    """Set the data of a recipe to mock data for BERT: masked tokens and sentence pairs."""
     _set_data(partial, "BERTMockDataModule", num_train_samples=MOCK_SAMPLES)
 
 
 def _use_retrieval_data(partial: run.Partial) -> None:
-    """Set data of questions with positive and negative passages. NeMo has no mock data of this kind."""
+    """Set the data of a recipe to questions with positive and negative passages; NeMo has no such mock data."""
     _set_data(partial, "CustomRetrievalDataModule", data_root="data/retrieval")
 
 
 def _set_data(partial: run.Partial, module: str, **more: Any) -> None:
+    """Replace the data of a recipe with NeMo's data module `module`, with the same sizes and the arguments `more`."""
     import nemo_run as run
     from nemo.collections import llm
 

@@ -1,6 +1,6 @@
-"""Gemma 1, 2 and 3 (text models). Every Gemma ties its embeddings.
+"""Gemma 1, 2 and 3 (text models), all with tied embeddings.
 
-Their learning rates are not published; learning rates and steps are those of NeMo 2.7.3.
+Their learning rates are not published. Learning rates and steps are those of NeMo 2.7.3.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GPT-3 and GPT-OSS.
 
-GPT-3 175B: learning rate from Language Models are Few-Shot Learners (arXiv:2005.14165), table 2.1; steps for twice its
-300 billion tokens, as in MLPerf's benchmark. OpenAI published neither for GPT-OSS: fine-tuning has NeMo 2.7.3's values,
-pretraining those of other models of that size.
+GPT-3 175B: learning rate from Language Models are Few-Shot Learners (arXiv:2005.14165), table 2.1; steps for twice the
+300 billion tokens of the paper, as in MLPerf. OpenAI published neither for GPT-OSS: fine-tuning uses the values of NeMo
+2.7.3, pretraining those of other models of this size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gpt_oss_120b() -> run.Config:
 def _fused_quick_gelu() -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the quick GeLU for which Megatron-Core 0.15.3 has a fused kernel.
 
-    NeMo 2.7.3's class uses that of megatron.core.activations, which Megatron refuses (transformer_config.py:1203).
+    NeMo 2.7.3's class uses that of megatron.core.activations, which Megatron rejects (transformer_config.py:1203).
     """
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
 

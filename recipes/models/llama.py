@@ -1,8 +1,8 @@
 """Llama 2, 3, 3.1, 3.2 and 4.
 
 Learning rates: Llama 2 (arXiv:2307.09288, section 2.2); The Llama 3 Herd of Models (arXiv:2407.21783), table 3 and
-section 3.4.1. Steps: the 2 and 15.6 trillion tokens of those papers at the recipe's global batch. The 1B and 3B models
-were distilled, so they have the 8B's values. Llama 4's are not published: these are NeMo 2.7.3's.
+section 3.4.1. Steps: the 2 and 15.6 trillion tokens of these papers at the recipe's global batch. The 1B and 3B models
+were distilled, so they have the values of the 8B model. Those of Llama 4 are not published; they are NeMo 2.7.3's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Llama-Nemotron: NVIDIA's descendants of Llama 3.1 and 3.3, two of them with layers of different widths.
+"""Llama-Nemotron: NVIDIA's derivatives of Llama 3.1 and 3.3, two of them with layers of different widths.
 
-They were distilled and tuned, not pretrained from scratch: learning rates and steps are NeMo 2.7.3's for their shapes.
+They were distilled and tuned, not pretrained: learning rates and steps are those of NeMo 2.7.3 for their shapes.
 """
 
 from __future__ import annotations

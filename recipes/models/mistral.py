@@ -1,6 +1,6 @@
 """Mistral and Mixtral.
 
-Their learning rates are not published; learning rates and steps are those of NeMo 2.7.3.
+Their learning rates are not published. Learning rates and steps are those of NeMo 2.7.3.
 """
 
 from __future__ import annotations

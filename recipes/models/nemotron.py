@@ -1,7 +1,7 @@
 """Nemotron 3 and 4.
 
 Learning rates: Nemotron-4 15B (arXiv:2402.16819), Nemotron-4 340B (arXiv:2406.11704). The other learning rates, and all
-steps, are NeMo 2.7.3's.
+steps, are those of NeMo 2.7.3.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""StarCoder, Phi 3, Baichuan 2 and ChatGLM 3: dense models of families with few members.
+"""StarCoder, Phi 3, Baichuan 2 and ChatGLM 3: dense models of small families.
 
 Learning rates: StarCoder (arXiv:2305.06161, section 5.3), StarCoder 2 (arXiv:2402.19173, section 6). The other learning
-rates, and all steps, are NeMo 2.7.3's.
+rates, and all steps, are those of NeMo 2.7.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that are small enough to train without a GPU. They use the classes of the large models."""
+"""Models that are small enough to train on CPUs, with the classes of the large models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _shorten_intervals(partial: run.Partial) -> None:
-    """Log every step, and validate and save often, for runs of one or two minutes."""
+    """Let a recipe log every step, and validate and save often, for runs of one or two minutes."""
     partial.trainer.log_every_n_steps = 1
     partial.trainer.val_check_interval = 20
     partial.trainer.limit_val_batches = 4

@@ -1,8 +1,8 @@
-"""User errors, as distinct from internal errors, and helpers for their messages."""
+"""User errors, as opposed to internal errors, and helpers for their messages."""
 
 
 class UserError(Exception):
-    """An error that the user can correct: the command line prints it without a traceback and exits with code 2.
+    """An error that the user can correct. The command line prints it without a traceback, and exits with code 2.
 
     The message states the rule and the values that broke it; the hint states the next step.
     """
@@ -13,20 +13,20 @@ class UserError(Exception):
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: '1 node', '4 nodes', '1,024 nodes'."""
+    """Return a number with its noun, in the plural if needed: '1 node', '1,024 nodes'."""
     plural = "" if number == 1 else "s"
     return f"{number:,} {noun}{plural}"
 
 
 def cut(text: str, max_length: int = 100) -> str:
-    """Quote a user's text for a message on one line, truncated to `max_length` characters."""
+    """Return a user's text in quotes, for a message on one line; truncated to `max_length` characters."""
     if len(text) <= max_length:
         return repr(text)
     return f"{text[:max_length]!r}... ({len(text):,} characters)"
 
 
 def did_you_mean(word: str, candidates: list[str]) -> str:
-    """Return a hint with the most similar known words, or "" if none is similar."""
+    """Return a hint with the up to 3 `candidates` that are most similar to `word`; "" if none is similar."""
     import difflib
 
     if len(word) > 200:  # longer than any name, and the search takes quadratic time
@@ -36,5 +36,5 @@ def did_you_mean(word: str, candidates: list[str]) -> str:
 
 
 def readable(text: str) -> str:
-    """Replace control characters, such as a terminal's escape sequences, by "?"; keep line breaks."""
+    """Return `text` with "?" in place of control characters, such as escape sequences; line breaks are kept."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text.replace("\t", " "))

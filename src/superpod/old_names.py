@@ -1,4 +1,4 @@
-"""Old import names of modules that docs/python.md named, and of classes that checkpoints name (context/io.json)."""
+"""Import modules by their old names, which users' scripts and checkpoints (context/io.json) contain."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ NEW_NAMES = {
 
 
 class OldNames(MetaPathFinder, Loader):
-    """An import hook that imports a module by its old name."""
+    """An import hook for the modules in `NEW_NAMES`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module in `NEW_NAMES`, None for any other module."""
+        """Return the spec of a module in `NEW_NAMES`; None for other modules."""
         package, _, name = fullname.partition(".")
         if package != "superpod" or name not in NEW_NAMES:
             return None
         return ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the empty module that the import system created by the module with the new name."""
+        """Replace `module`, which the import system created empty, by the module with the new name, with a warning."""
         old_name = module.__name__
         new_name = f"superpod.{NEW_NAMES[old_name.removeprefix('superpod.')]}"
         warnings.warn(f"{old_name} is now {new_name}", DeprecationWarning, stacklevel=2)
@@ -54,6 +54,6 @@ class OldNames(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Register the import hook ahead of all others; otherwise another finder would load a package's modules twice."""
+    """Register the import hook before all others; otherwise, another finder would load a package's modules twice."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, OldNames())

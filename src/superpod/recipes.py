@@ -26,11 +26,11 @@ def build(
     gbs: int | None = None,
     batch_tokens: int | None = None,
 ) -> run.Partial:
-    """Return a recipe as a `run.Partial`, which can be changed and passed to NeMo-Run like any other.
+    """Return a recipe as a `run.Partial`, which can be changed and passed to NeMo-Run.
 
     Args:
         name: recipe name, from `recipes list`.
-        num_nodes: number of nodes; None = the smallest that the recipe declares. For others, a layout is planned now.
+        num_nodes: number of nodes; None = the smallest that the recipe declares. For other sizes, a layout is planned.
         options: comma-separated options, from `superpod.nemo2.options.OPTIONS`.
         seq: sequence length in tokens; None = the recipe's.
         gbs: global batch size in samples; None = the recipe's.
@@ -45,11 +45,11 @@ def build(
 
 
 def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "") -> run.Partial:
-    """Build a recipe that `sized.py` has already adapted to a size and batch. Raises UserError like `build`."""
+    """Build the `run.Partial` of a recipe that sized.py has adapted to a size. Raises UserError like `build`."""
     from superpod.errors import UserError
 
     try:
-        _no_compiler_without_gpu()
+        _prevent_compilation_without_gpu()
         from superpod.collection import ranks
         from superpod.collection.facts import environment
         from superpod.nemo2 import options as variants
@@ -57,37 +57,41 @@ def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "")
     except ModuleNotFoundError as missing:
         raise UserError(
             f"building a recipe needs NeMo, and {missing.name} is not installed",
-            "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
+            "run `pip install -c constraints.txt -e '.[nemo]'`; `recipes doctor` lists the installed packages",
         ) from missing
     ranks.refuse_experiments()
     environment.refuse_in_configuration(options)
     partial = partial.build(recipe, num_nodes)
-    _importable_by_ranks(partial)
+    _require_importable_classes(partial)
     variants.apply(partial, options)
     return partial
 
 
-def _importable_by_ranks(partial: run.Partial) -> None:
-    """Refuse a class that a collection defines beside its models: those files import this package, which ranks lack."""
+def _require_importable_classes(partial: run.Partial) -> None:
+    """Raise UserError if the class of the model is defined in a collection's models/, which ranks cannot import.
+
+    Files in models/ import this package, which is not installed for the ranks.
+    """
     import fiddle as fdl
 
     from superpod.collection.user_models import PREFIX
     from superpod.errors import UserError
 
     for node in (partial.model, partial.model.config):
-        made = fdl.get_callable(node)
-        if made.__module__.startswith(PREFIX):
+        cls = fdl.get_callable(node)
+        if cls.__module__.startswith(PREFIX):
             raise UserError(
-                f"ranks cannot import {made.__qualname__}, which is defined in a file of models/",
+                f"ranks cannot import {cls.__qualname__}, which is defined in a file of models/",
                 "define it in the collection's modules/ or in an installed package, and import it from there",
             )
 
 
-def _no_compiler_without_gpu() -> None:
-    """Keep Megatron from compiling a CUDA helper while it is imported (megatron.core.inference.unified_memory).
+def _prevent_compilation_without_gpu() -> None:
+    """Prevent Megatron from compiling a CUDA helper when it is imported (megatron.core.inference.unified_memory).
 
-    With a CUDA build of torch and nvcc, but no GPU, as on a login node, torch dies there of an IndexError that Megatron
-    does not expect. A build folder that cannot be made is an OSError, which it does. Ranks inherit the variable.
+    With a CUDA build of torch and nvcc but no GPU, for example on a login node, torch raises an IndexError there, which
+    Megatron does not catch. It does catch the OSError for a build folder that cannot be created. Ranks inherit the
+    variable.
     """
     import os
 

@@ -82,7 +82,7 @@ def test_the_commands_of_the_fixes_are_verbs():
 def test_the_table_of_causes_holds_together():
     assert len(causes.CAUSES_BY_NAME) == len(causes.ALL)
     for cause in causes.ALL:
-        assert set(cause.follows) <= {*causes.CAUSES_BY_NAME, log_events.ERROR_OF_PROGRAM} - {cause.name}, cause.name
+        assert set(cause.follows) <= {*causes.CAUSES_BY_NAME, log_events.PROGRAM_ERROR} - {cause.name}, cause.name
         assert cause.means[0].islower() or cause.means[:2] in ("NC", "CU", "Sl", "In", "NV", "/d", "GP"), cause.means
         for sign in cause.patterns:
             assert sign.phrase == sign.phrase.lower(), sign
@@ -391,7 +391,7 @@ def test_a_folder_of_rank_logs_is_one_run(tmp_path):
         (folder / "stderr.log").write_text(f"Traceback (most recent call last):\n{error}")
     verdict = diagnose.judge_files(sorted(tmp_path.rglob("*.log")), tmp_path)
     assert (named(verdict), root_of(verdict).ranks) == ("gpu_out_of_memory", (5,))
-    assert root_of(verdict).evidence[0].place == "attempt_0/5/stderr.log:2"
+    assert root_of(verdict).evidence[0].location == "attempt_0/5/stderr.log:2"
     assert verdict.follows[0].ranks == (0, 1, 2, 3, 4, 6, 7)
 
 

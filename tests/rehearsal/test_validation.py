@@ -67,7 +67,7 @@ def refusals():
         (
             LLAMA,
             ["trainer.strategy.pipeline_model_parallel_size=2", "trainer.callbacks[2].overlap_p2p_comm=True"],
-            "overlap_p2p_comm needs",
+            "overlap_p2p_comm requires",
         ),
         (T5, ["data.seq_length_dec=1024"], "data.seq_length_dec is 1024"),
         (T5, ["model.config.max_position_embeddings=256"], "have no learned embedding"),

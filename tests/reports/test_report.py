@@ -241,7 +241,7 @@ def test_losses_that_are_no_number_stand_with_the_losses_and_rows_are_counted(ru
     done = recipes_cli("report", run.path, env={"COLUMNS": "200"})
     assert words in done.stdout
     assert "2 rows of metrics.jsonl" in done.stdout
-    assert "the loss is nan since step 3" in done.stdout
+    assert "the loss has been nan since step 3" in done.stdout
     answer = json.loads(recipes_cli("report", run.path, "--json").stdout)
     assert (answer["losses"]["bad"], answer["figures"]["losses"]["bad_from"]) == (3, 3)
 

@@ -10,12 +10,12 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def test_recipe_has_the_data_of_this_project() -> None:
-    """Overridden steps, exported learning rate, and the samples of data/."""
-    whole = train.tuned(steps=3)
-    assert whole.trainer.max_steps == 3
-    assert whole.optim.config.lr == 1e-3
-    assert whole.data.dataset_root == str(DATA)
-    assert whole.data.global_batch_size % whole.data.micro_batch_size == 0
+    """The recipe has the given steps, the exported learning rate, and the samples of data/."""
+    partial = train.tuned(steps=3)
+    assert partial.trainer.max_steps == 3
+    assert partial.optim.config.lr == 1e-3
+    assert partial.data.dataset_root == str(DATA)
+    assert partial.data.global_batch_size % partial.data.micro_batch_size == 0
 
 
 def test_samples_have_input_and_output() -> None:

@@ -1,4 +1,4 @@
-"""Attention for NeMo 2.7.3's Gemma 3 that accepts the arguments which Megatron-Core 0.15 passes."""
+"""Attention for NeMo 2.7.3's Gemma 3 that accepts the arguments of Megatron-Core 0.15."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class CosSinAttention(Gemma3SelfAttention):
     """Gemma 3 attention that accepts `rotary_pos_cos_sin`, which is None except in flash decoding."""
 
     def forward(self, *args: Any, rotary_pos_cos_sin: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Call NeMo's forward pass without `rotary_pos_cos_sin`."""
+        """Return the result of NeMo's forward pass; raise ValueError if `rotary_pos_cos_sin` is not None."""
         if rotary_pos_cos_sin is not None:
             raise ValueError("flash decoding is not supported: it passes one rotary embedding, but Gemma 3 has two")
         return super().forward(*args, **kwargs)
 
 
 def layer_spec(config: Gemma3Config1B) -> ModuleSpec:
-    """Return NeMo's layer specification with `CosSinAttention`."""
+    """Return NeMo's layer specification for Gemma 3, with `CosSinAttention`."""
     spec = gemma3_layer_spec(config)
     spec.submodules.self_attention.module = CosSinAttention
     return spec

@@ -1,4 +1,4 @@
-"""Writes files atomically: to a temporary file in the same folder, which is then renamed. Standard library only."""
+"""Write files atomically: to a temporary file in the same folder, which is then renamed. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import IO, Any
 
 
 def write(path: Path, content: str | bytes, permissions: int | None = None) -> None:
-    """Write `content` atomically: a reader sees either the old file or the new one.
+    """Write `content` to `path` atomically: a reader sees either the old file or the new one.
+
+    `permissions` are those of the new file; None = according to the umask.
 
     Raises:
         OSError: writing failed; the old file is unchanged and the temporary file is removed.
@@ -24,7 +26,7 @@ def write(path: Path, content: str | bytes, permissions: int | None = None) -> N
 def open_atomically(
     path: Path, mode: str = "wb", *, permissions: int | None = None, **options: Any
 ) -> Iterator[IO[Any]]:
-    """Open a stream whose content replaces `path` at the end of the block, unless the block raises an exception.
+    """Yield a stream whose content replaces `path` at the end of the block, unless the block raises an exception.
 
     If `path` is a symbolic link, the link is replaced, not its target.
 

@@ -1,4 +1,4 @@
-"""Writes folders atomically: to a temporary folder in the same parent, which is then renamed.
+"""Write folders atomically: to a temporary folder in the same parent, which is then renamed.
 
 The writer holds a lock on a file in the temporary folder. The kernel releases the lock when the process ends, even if
 it is killed, so that the abandoned temporary folder can be recognized and removed.
@@ -19,20 +19,20 @@ from superpod.common import locks
 from superpod.errors import UserError
 
 LOCK = "writer"
-"""Lock file in a temporary folder; it contains the host name of the writer."""
+"""Name of the lock file in a temporary folder; it contains the host name of the writer."""
 
 
 def temporary_path(out: Path) -> Path:
-    """Return an example path of a temporary folder for `out`."""
+    """Return a path like that of a temporary folder for `out`, for example to check its length."""
     return out.with_name(f".{out.name}-12345678")
 
 
 @contextmanager
 def create_atomically(out: Path) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to `out` on success and removed on failure.
+    """Yield a temporary path, which is renamed to `out` at the end of the block, or removed if the block raises.
 
     Raises:
-        UserError: another process has created `out` in the meantime.
+        UserError: another process has created `out` during the block.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -44,11 +44,11 @@ def create_atomically(out: Path) -> Iterator[Path]:
         try:
             os.rename(temporary, out)
         except OSError as error:  # another process was faster
-            raise UserError(f"{out} cannot be created: {error.strerror}", "use a different folder") from None
+            raise UserError(f"{out} cannot be created: {error.strerror}", "choose another folder") from None
 
 
 def remove_abandoned(out: Path) -> list[Path]:
-    """Remove temporary folders for `out` left behind by killed processes of this user and host; return their paths."""
+    """Remove temporary folders of `out` from killed processes of this user on this host; return the paths removed."""
     try:
         folders = sorted(out.parent.glob(f".{glob.escape(out.name)}-????????"))
     except OSError:
@@ -58,7 +58,7 @@ def remove_abandoned(out: Path) -> list[Path]:
 
 @contextmanager
 def _hold_lock(file: Path) -> Iterator[None]:
-    """Create `file` already locked, and hold the lock. Does not create it if the file system does not support locks."""
+    """Create a locked `file`, and hold the lock; without support for locks, the file is not created."""
     unlocked = file.with_suffix(".new")
     with unlocked.open("w") as stream:
         stream.write(socket.gethostname())
@@ -72,6 +72,7 @@ def _hold_lock(file: Path) -> Iterator[None]:
 
 
 def _is_abandoned(folder: Path) -> bool:
+    """Return whether a temporary folder belongs to a process of this user and host that has ended."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return False

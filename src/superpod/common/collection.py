@@ -1,4 +1,4 @@
-"""Collections: folders with a user's own models, layouts, hardware, clusters and node checks.
+"""Find collections: folders with a user's own models, layouts, hardware, clusters and node checks.
 
 A collection contains any of the files in `KINDS`; docs/extending.md has an example of each. Collections are found
 through the environment variable SUPERPOD_RECIPES, which `recipes --recipes DIR` sets also for child processes, and
@@ -20,8 +20,11 @@ from pathlib import Path
 from superpod.errors import UserError, did_you_mean
 
 VARIABLE = "SUPERPOD_RECIPES"
+"""Environment variable with the folders of collections, separated by colons."""
 HARDWARE = "SUPERPOD_HARDWARE"
+"""Environment variable with the file of `--hardware`."""
 GROUP = "superpod.recipes"
+"""Group of entry points that name packages with a collection."""
 
 KINDS = {
     "models": "models/*.py",
@@ -65,7 +68,7 @@ def use_hardware(path: Path) -> None:
 
 
 def hardware_path() -> Path | None:
-    """Return the file set by `use_hardware`, if any."""
+    """Return the file set by `use_hardware`; None if there is none."""
     path = os.environ.get(HARDWARE)
     return Path(path) if path else None
 
@@ -86,7 +89,7 @@ def _folders(variable: str, path: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _check_folder(folder: Path, source: str) -> Path:
-    """Return `folder` if it is a collection; otherwise raise UserError, with `source` in the message."""
+    """Return `folder` if it is a collection; otherwise raise UserError. `source` names the option or variable."""
     hint = "specify the folder that contains models/, layouts/ or hardware.toml"
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
@@ -104,7 +107,7 @@ def _check_folder(folder: Path, source: str) -> Path:
 
 
 def files(kind: str) -> list[Path]:
-    """Return the files of a kind in `KINDS` from all collections, without hidden files, by collection and name."""
+    """Return the files of a kind in `KINDS`, sorted by collection and name, without hidden files."""
     paths = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
     files = [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
     if kind == "hardware":
@@ -115,7 +118,7 @@ def files(kind: str) -> list[Path]:
 
 
 def files_by_name(kind: str, built_in: dict[str, Path]) -> dict[str, Path]:
-    """Return the built-in files `built_in` and the files of a kind in all collections, by name without suffix.
+    """Return {name without suffix: path} for the files `built_in` and the files of a kind in all collections.
 
     Raises:
         UserError: two files have the same name.
@@ -129,38 +132,37 @@ def files_by_name(kind: str, built_in: dict[str, Path]) -> dict[str, Path]:
 
 
 def all_files() -> Iterator[tuple[str, Path]]:
-    """Yield the name and path of every file in the collections, as the dependencies of cached recipes."""
+    """Yield a unique name and the path of every file in the collections: the dependencies of cached recipes."""
     for folder in folders():
         for path in sorted(folder.rglob("*")):
-            place = path.relative_to(folder)
-            if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in place.parts):
-                yield f"{folder}\0{place}", path
+            name = path.relative_to(folder)
+            if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in name.parts):
+                yield f"{folder}\0{name}", path
     hardware_file = hardware_path()
     if hardware_file:
         yield "hardware of --hardware", hardware_file
 
 
 def job_files() -> dict[str, Path]:
-    """Return the files of the collections that a job needs, by their path in the code folder of the job."""
-    carried_checks = {f"superpod/slurm/checks/{path.name}": path for path in checks().values()}
-    return carried_checks | {path.name: path for path in modules()}
+    """Return {path in the job's code folder: path} for the files of the collections that a job needs."""
+    node_checks = {f"superpod/slurm/checks/{path.name}": path for path in checks().values()}
+    return node_checks | {path.name: path for path in modules()}
 
 
 def checks(built_in: Iterable[str] = ()) -> dict[str, Path]:
-    """Return the node checks of the collections by name.
+    """Return {name: path} for the node checks in the collections.
 
     Raises:
-        UserError: two checks have the same name, one has the name of a built-in check in `built_in`, or a name is not a
-            valid name of a shell function, which it becomes on the nodes.
+        UserError: a check has the name of another check or of a built-in check in `built_in`, or its name cannot be
+            the name of a shell function.
     """
     built_in_checks = dict.fromkeys(("node", *built_in), Path("slurm/checks/node.sh"))
-    own_checks = {
-        name: path for name, path in files_by_name("checks", built_in_checks).items() if name not in built_in_checks
-    }
-    for name, path in own_checks.items():
+    all_checks = files_by_name("checks", built_in_checks)
+    user_checks = {name: path for name, path in all_checks.items() if name not in built_in_checks}
+    for name, path in user_checks.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
             raise UserError(f"{path}: {name!r} is not a valid name for a check", "use letters, digits, _ and -")
-    return own_checks
+    return user_checks
 
 
 def modules() -> list[Path]:
@@ -170,32 +172,23 @@ def modules() -> list[Path]:
         UserError: two modules have the same name, or one has the name of a module in the standard library, a job or an
             installed package. Ranks would import the copy of the job, but this machine the installed module.
     """
-    reserved_names = {
-        "superpod",
-        "recipe",
-        "nemo",
-        "nemo_run",
-        "megatron",
-        "torch",
-        "lightning",
-        *sys.stdlib_module_names,
-    }
+    reserved_names = {"superpod", "recipe", "nemo", "nemo_run", "megatron", "torch", "lightning"}
+    reserved_names |= sys.stdlib_module_names
     for name, path in files_by_name("modules", {}).items():
         if name in reserved_names or not name.isidentifier() or _is_installed(name, path):
-            raise UserError(
-                f"{path}: {name} is not a valid module name, or is already taken", "name it after your project"
-            )
+            message = f"{path}: {name} is not a valid module name, or another module has this name"
+            raise UserError(message, "rename the file, for example after your project")
     return files("modules")
 
 
 def _is_installed(name: str, path: Path) -> bool:
-    """Return whether `import NAME` would find a different file than `path`."""
+    """Return whether `import NAME` finds a different file from `path`."""
     spec = importlib.util.find_spec(name)
     return spec is not None and Path(spec.origin or "").resolve() != path.resolve()
 
 
 def make_importable() -> None:
-    """Make the modules of the collections importable in this process and its children."""
+    """Add the modules of the collections to the import path of this process and its children."""
     for folder in dict.fromkeys(str(path.parent) for path in modules()):
         if folder not in sys.path:
             sys.path.append(folder)
@@ -204,16 +197,16 @@ def make_importable() -> None:
 
 
 def _find_installed(path: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the folders of installed packages with an entry point in the group.
+    """Yield the folders of the packages that entry points of `GROUP` name, from the import path `path`.
 
-    Reads the entry_points.txt files itself, which takes 2 ms; importing importlib.metadata takes 0.1 s.
+    It reads the files entry_points.txt itself, which takes 2 ms: importing importlib.metadata takes 0.1 s.
     """
     packages: dict[str, str] = {}
-    for place in dict.fromkeys(path):
+    for location in dict.fromkeys(path):
         with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(place or ".")):
+            for name in sorted(os.listdir(location or ".")):
                 if name.endswith((".dist-info", ".egg-info")):
-                    packages.update(_entries(Path(place, name, "entry_points.txt")))
+                    packages.update(_read_entry_points(Path(location, name, "entry_points.txt")))
     for name, package in sorted(packages.items()):
         try:
             spec = importlib.util.find_spec(package)
@@ -226,8 +219,8 @@ def _find_installed(path: tuple[str, ...]) -> Iterator[Path]:
         yield Path(locations[0])
 
 
-def _entries(file: Path) -> dict[str, str]:
-    """Return the packages that the entry points of a distribution in the group name, by entry point."""
+def _read_entry_points(file: Path) -> dict[str, str]:
+    """Return {entry point: package} for the entry points of `GROUP` in a file entry_points.txt."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

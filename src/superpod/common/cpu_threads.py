@@ -1,4 +1,4 @@
-"""Number and wait policy of OpenMP threads for rehearsals, runs without a GPU, and conversions on CPUs.
+"""Set the number and wait policy of OpenMP threads, for rehearsals, runs without a GPU, and conversions on CPUs.
 
 By default, each process starts one thread per core, and waiting threads spin. If several ranks or other programs share
 the cores, they spend most of the time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
@@ -14,7 +14,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
-    """Return the number of cores permitted by the CPU affinity and the CPU quota of the container."""
+    """Return the number of cores that the CPU affinity and the container's CPU quota (file `quota`) permit."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit, period = quota.read_text().split()
@@ -24,7 +24,7 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return the number of threads per rank: OMP_NUM_THREADS if set, or an equal share of the usable cores."""
+    """Return the number of threads per rank: OMP_NUM_THREADS if set, or else an equal share of the usable cores."""
     requested_threads = os.environ.get(THREADS, "")
     if requested_threads.isdecimal() and int(requested_threads):
         return int(requested_threads)

@@ -1,4 +1,4 @@
-"""Custom Python code referenced by a Hugging Face folder, which is never executed here and never exported."""
+"""Find custom Python code that a Hugging Face folder references. It is never executed here, and never exported."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "proc
 
 
 def python_files(folder: Path) -> dict[str, list[str]]:
-    """Return a dict from configuration files of a folder to the sorted Python files that they reference.
+    """Return {configuration file: Python files that it references} for a folder, with sorted names.
 
-    Names are such as `modeling_x.py` or `REPOSITORY/tokenization_y.py`. A configuration file that has one of `KEYS` but
-    references no Python file is included with an empty list.
+    Examples of names are `modeling_x.py` and `REPOSITORY/tokenization_y.py`. A configuration file that has one of
+    `KEYS` but references no Python file is included with an empty list.
     """
-    return {file.name: sorted(_code_files(content)) for file, content in _configs(folder) if set(KEYS) & content.keys()}
+    configs = [(file, content) for file, content in _read_configs(folder) if set(KEYS) & content.keys()]
+    return {file.name: sorted(_referenced_files(content)) for file, content in configs}
 
 
 def note(folder: Path) -> list[str]:
-    """Return a note saying that custom code in the folder is not executed, or [] if there is none."""
+    """Return a note that the custom code of a folder is not executed; [] if it has none."""
     files = python_files(folder)
     if not files:
         return []
     code = sorted({name for names in files.values() for name in names})
     file_list = f" ({', '.join(code)})" if code else ""
     return [
-        f"custom code of {folder}{file_list}, referenced in {' and '.join(files)}, is not executed: the built-in model "
-        "and tokenizer of transformers for this model_type are used"
+        f"custom code of {folder}{file_list}, referenced in {' and '.join(files)}, is not executed; the built-in model "
+        "and tokenizer of transformers for this model_type are used instead"
     ]
 
 
 def remove_keys(folder: Path) -> list[str]:
-    """Remove `KEYS` from the config files of an exported folder; return a note, or [] if there is no custom code.
+    """Remove `KEYS` from the configuration files of an exported folder; return a note, or [] if they have none.
 
     The code is not exported, and the exported model has been compared with the built-in class of transformers.
     """
     changed = []
-    for file, content in _configs(folder):
+    for file, content in _read_configs(folder):
         removed_keys = [key for key in KEYS if key in content]
         if removed_keys:
             remaining_content = {key: value for key, value in content.items() if key not in removed_keys}
@@ -53,12 +54,13 @@ def remove_keys(folder: Path) -> list[str]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Return the Python files that a folder references but does not contain, without which a server cannot load it."""
+    """Return the names of Python files that a folder references but lacks; an inference server needs them."""
     files = {name for names in python_files(folder).values() for name in names}
     return sorted(name for name in files if not (folder / name).is_file())
 
 
-def _configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _read_configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the path and content of each readable configuration file."""
     for name in FILES:
         try:
             content = json.loads((folder / name).read_bytes())
@@ -68,8 +70,8 @@ def _configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield folder / name, content
 
 
-def _code_files(content: dict[str, Any]) -> Iterator[str]:
-    """Yield the files in references such as `modeling_x.Model` and `ORG/NAME--modeling_x.Model`, also in lists."""
+def _referenced_files(content: dict[str, Any]) -> Iterator[str]:
+    """Yield the Python files in the references of a configuration, such as `ORG/NAME--modeling_x.Model`."""
     maps = content.get("auto_map")
     values = list(maps.values()) if isinstance(maps, dict) else [maps]
     pipelines = content.get("custom_pipelines")

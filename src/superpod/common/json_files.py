@@ -1,4 +1,4 @@
-"""Reads and writes JSON and JSON lines files so that killed writers and full disks do not corrupt them."""
+"""Read and write JSON and JSON lines files so that killed writers and full disks do not corrupt them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def number_or_none(value: object) -> float | None:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error means that the disk or the quota is full."""
+    """Return whether the cause of an error is a full disk or an exhausted quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None:
-    """Write `data` as a JSON document atomically: a reader sees either the old document or the new one.
+    """Write `data` to `path` as JSON, atomically: a reader sees either the old document or the new one.
 
     Args:
         path: the file to write.
-        data: any value; non-JSON objects are written as strings.
-        even_in_place: on a full disk, overwrite the old document in place if the new one fits into its blocks.
+        data: any value; objects that JSON does not support are written as strings.
+        even_in_place: if the disk is full, overwrite the old document in place, provided the new one fits.
 
     Raises:
         OSError: writing failed; the old document is unchanged and the temporary file is removed.
@@ -61,15 +61,16 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """Overwrite the document in `path` in place, padded with spaces to its length.
+    """Overwrite the document at `path` in place with `text`, padded with spaces to the old length.
 
-    Raises OSError if `text` does not fit into the allocated blocks; the old document is then unchanged.
+    Raises:
+        OSError: `text` does not fit into the file's allocated blocks; the old document is unchanged.
     """
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        facts = os.fstat(handle)
-        text = text.rstrip(b"\n").ljust(facts.st_size - 1) + b"\n"
-        if len(text) > facts.st_blocks * 512:
+        old = os.fstat(handle)
+        text = text.rstrip(b"\n").ljust(old.st_size - 1) + b"\n"
+        if len(text) > old.st_blocks * 512:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         old_text = os.pread(handle, len(text), 0)
         try:
@@ -77,26 +78,26 @@ def _overwrite(path: Path, text: bytes) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
             os.pwrite(handle, old_text, 0)
-            os.ftruncate(handle, facts.st_size)
+            os.ftruncate(handle, old.st_size)
             raise
     finally:
         os.close(handle)
 
 
 def refuse_special(path: Path) -> None:
-    """Raise OSError if `path` is missing or not a regular file: opening a pipe without a writer would block."""
+    """Raise OSError if `path` is missing or not a regular file, because opening a pipe without a writer would block."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file. Raises OSError, also if it is not a regular file."""
+    """Return the content of a file. Raises OSError if it cannot be read or is not a regular file."""
     refuse_special(path)
     return path.read_bytes()
 
 
 def read_json(path: Path) -> JsonObject | None:
-    """Return the JSON object in `path`; None if the file is missing, truncated, or contains no object."""
+    """Return the JSON object in the file `path`; None if it is missing, unreadable, or contains anything else."""
     try:
         data = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
@@ -105,14 +106,14 @@ def read_json(path: Path) -> JsonObject | None:
 
 
 def json_number(value: object) -> object:
-    """Replace NaN and infinity with None."""
+    """Return None for NaN and infinity, which JSON does not support, and any other value unchanged."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
-    """Append `record` as a JSON line, in a single write. There must be only one writer per file.
+    """Append `record` to a file as a JSON line, in a single write. A file must have only one writer.
 
-    If a killed writer has left an incomplete line, terminate it first.
+    An incomplete line of a killed writer is terminated first.
 
     Raises:
         OSError: the line does not fit on the disk; the file is restored to its previous size.
@@ -136,7 +137,11 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path) -> list[JsonObject]:
-    """Return the complete JSON objects in a JSON lines file, in order; [] if the file is missing or a folder."""
+    """Return the JSON objects in a JSON lines file, in order, without incomplete lines; [] if the file is missing.
+
+    Raises:
+        OSError: the file exists but cannot be read.
+    """
     try:
         return parse_lines(read_bytes(path))
     except _NO_FILE:
@@ -144,7 +149,7 @@ def read_lines(path: Path) -> list[JsonObject]:
 
 
 def tail_lines(path: Path) -> list[JsonObject]:
-    """Return the objects in the last 64 KiB of a JSON lines file, in order; the time does not depend on its size."""
+    """Return the JSON objects in the last 64 KiB of a JSON lines file, in order. Otherwise like `read_lines`."""
     try:
         data, is_truncated = _tail(path, TAIL_BYTES)
     except _NO_FILE:
@@ -155,7 +160,7 @@ def tail_lines(path: Path) -> list[JsonObject]:
 
 
 def tail_text(path: Path, max_bytes: int = TAIL_BYTES) -> str:
-    """Return the last `max_bytes` bytes of a file as text. Raises OSError, also if it is not a regular file."""
+    """Return the last `max_bytes` bytes of a file as text. Raises OSError if it cannot be read or is not regular."""
     return _tail(path, max_bytes)[0].decode(errors="replace")
 
 
@@ -169,7 +174,7 @@ def _tail(path: Path, max_bytes: int) -> tuple[bytes, bool]:
 
 
 def parse_lines(data: bytes) -> list[JsonObject]:
-    """Return the JSON objects in the lines of `data`; skip incomplete and other lines."""
+    """Return the JSON objects in the lines of `data`, in order; lines that are not an object are skipped."""
     objects = []
     for line in data.split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""File locks, which the kernel releases when their holder dies: `RUN/.lock` of the launcher, `RUN/.ranks` of ranks."""
+"""Lock files with flock. The kernel releases a lock when its holder ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from pathlib import Path
 from superpod.common.json_files import refuse_special
 
 LAUNCHER = ".lock"
+"""Lock file in a run folder that the launcher holds."""
 RANKS = ".ranks"
+"""Lock file in a run folder that ranks share."""
 
 
 def acquire(path: Path) -> int | None:
-    """Acquire an exclusive lock on `path`, and write the process id and host of the holder into it.
+    """Acquire an exclusive lock on the file `path`, and write the pid and host of this process into it.
 
     Retries for half a second, because `is_held` acquires the lock briefly.
 
@@ -39,9 +41,9 @@ def acquire(path: Path) -> int | None:
 
 
 def acquire_shared(path: Path) -> int | None:
-    """Acquire a shared lock on `path` until this process ends; None if the file system does not support locks.
+    """Acquire a shared lock on the file `path` until this process ends; return the open file descriptor.
 
-    Retries for half a second, as `acquire` does, so that a concurrent `is_held` does not prevent it.
+    Retries like `acquire`. Returns None if another process holds an exclusive lock, or locks are not supported.
     """
     with contextlib.suppress(OSError):
         return _open_locked(path, shared=True)
@@ -49,9 +51,15 @@ def acquire_shared(path: Path) -> int | None:
 
 
 def lock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file until it is closed or this process ends; return False if another process has locked it.
+    """Lock an open file until it is closed or this process ends; return whether it succeeded.
 
-    Raises OSError if the file system does not support locks.
+    Args:
+        handle: the file descriptor.
+        shared: acquire a shared lock instead of an exclusive one.
+        wait: wait until other processes release their locks, instead of returning False.
+
+    Raises:
+        OSError: the file system does not support locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -77,7 +85,10 @@ def _open_locked(path: Path, *, shared: bool) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether any process, including this one, holds a lock on `path`; False if locks are not supported."""
+    """Return whether any process, including this one, holds a lock on the file `path`.
+
+    Returns False if the file is missing, or the file system does not support locks.
+    """
     try:
         refuse_special(path)
         access = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # exclusive locks on NFS need write access
@@ -91,6 +102,7 @@ def is_held(path: Path) -> bool:
 
 
 def _is_blocked(handle: int, *, shared: bool = False) -> bool:
+    """Return whether another file descriptor's lock prevents locking `handle`; otherwise, lock it."""
     try:
         return not lock(handle, shared=shared)
     except OSError as error:
@@ -100,7 +112,7 @@ def _is_blocked(handle: int, *, shared: bool = False) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Return 'pid 12 on host a' from a lock file, or 'another process'."""
+    """Return the holder that a lock file names, such as 'pid 12 on host a', or 'another process' if it names none."""
     try:
         owner = json.loads(path.read_text())
         return f"pid {owner['pid']} on host {owner['host']}"

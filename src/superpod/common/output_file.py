@@ -1,4 +1,4 @@
-"""Output files specified by the user: checked before the work starts, then written atomically."""
+"""Check output files of the user before the work starts, and write them atomically at its end."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from superpod.common import atomic_file
 from superpod.errors import UserError
 
 ENDS = 4096
-"""Number of bytes at the start and the end of a file to identify the program that wrote it."""
+"""Number of bytes at the start and at the end of a file that identify the program that wrote it."""
 
 IsOurs = Callable[[bytes, bytes], bool]
-"""Returns, based on the first and last bytes of a file, whether the command has written it and may replace it."""
+"""Returns, for the first and last bytes of a file, whether the command wrote the file and may replace it."""
 
 
 def check(path: Path, option: str, is_ours: IsOurs, *, by: str = "recipes", to_devices: bool = False) -> None:
-    """Check that the file of an option can be written, and that it replaces only a file written by the same command.
+    """Check that an option's output file can be written, and replaces nothing but an output of the same command.
 
     Symbolic links are refused, because a user may expect either the link or its target to be replaced. An empty file,
     such as one created by mktemp, may be replaced.
 
     Args:
         path: the file to write.
-        option: the option, for messages.
-        is_ours: function that recognizes files that may be replaced.
+        option: name of the option, for messages.
+        is_ours: function that recognizes outputs of the command.
         by: the command, for messages.
-        to_devices: permit a pipe or a device, such as /dev/stdout.
+        to_devices: whether a pipe or a device, such as /dev/stdout, is allowed.
 
     Raises:
-        UserError: the path is a folder, a link, or a file of another program, or its folder is not writable.
+        UserError: the path is a folder, a link, or another program's file, or its folder is not writable.
     """
     with _as_user_error(path, option):
         if to_devices and _is_device(path):
@@ -50,7 +50,7 @@ def check(path: Path, option: str, is_ours: IsOurs, *, by: str = "recipes", to_d
 
 
 def check_new(path: Path, option: str, *, force: bool) -> None:
-    """Check that the file of an option can be written and, without `force`, that it does not exist yet.
+    """Check that an option's output file can be written and, unless `force` is set, does not exist yet.
 
     Raises:
         UserError: the path is a folder, exists (without `force`), or its folder is not writable.
@@ -61,7 +61,7 @@ def check_new(path: Path, option: str, *, force: bool) -> None:
 
 
 def write(path: Path, content: str | bytes, option: str, permissions: int | None = None) -> None:
-    """Write `content` to the file of an option, atomically unless it is a device.
+    """Write `content` to an option's output file, atomically unless it is a device.
 
     Raises:
         UserError: writing failed, for example because the disk is full.
@@ -73,7 +73,7 @@ def write(path: Path, content: str | bytes, option: str, permissions: int | None
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """Open a file as `atomic_file.open_atomically` does; open a pipe or a device, such as /dev/stdout, directly.
+    """Yield a stream like `atomic_file.open_atomically`; a pipe or device, such as /dev/stdout, is opened directly.
 
     Raises:
         OSError: writing failed.
@@ -88,6 +88,7 @@ def open_atomically(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO
 
 
 def _check_folder(path: Path, option: str) -> None:
+    """Raise UserError if `path` is a folder, or its folder does not exist or is not writable."""
     with _as_user_error(path, option):
         if path.is_dir():
             raise UserError(f"{option} {path} is a folder", "specify a file in it")
@@ -101,6 +102,7 @@ def _check_folder(path: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def _as_user_error(path: Path, option: str) -> Iterator[None]:
+    """Convert OSErrors of the block to UserErrors about the output file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Paths of files in this package, including the folders recipes/ and slurm/ of the project.
+"""Find files of this package, including the folders recipes/ and slurm/ of the project.
 
 In a checkout or an editable install, these two folders are at the top level of the repository. In a wheel and in the
 code folder of a job, they are in `superpod/included/`.
@@ -14,17 +14,16 @@ INCLUDED = ("recipes", "slurm")
 
 
 def included_folder(name: str) -> Path:
-    """Return the path of the folder `recipes` or `slurm`."""
+    """Return the path of the project's folder `recipes` or `slurm`."""
     in_package = PACKAGE / "included" / name
     return in_package if in_package.is_dir() else PACKAGE.parents[1] / name
 
 
 def files(folders: Iterable[str]) -> dict[str, Path]:
-    """Return the files in folders of this package, by their path in the package.
+    """Return {path in the package: path} for the files in folders of this package.
 
     Args:
-        folders: names of folders; "." = the Python files at the top level of the package. `included/recipes` and
-            `included/slurm` are found wherever they are installed.
+        folders: names of folders, such as `included/recipes`; "." = the Python files at the top level of the package.
     """
     found: dict[str, Path] = {}
     for name in folders:
@@ -39,7 +38,7 @@ def files(folders: Iterable[str]) -> dict[str, Path]:
 
 
 def display_name(path: Path) -> str | None:
-    """Return the name of a file for display, such as `nemo2/build/partial.py`; None for files outside this project."""
+    """Return the name of a project file, such as `nemo2/build/partial.py`; None for files outside the project."""
     real_path = path.resolve()
     for name in INCLUDED:
         folder = included_folder(name).resolve()
@@ -49,7 +48,7 @@ def display_name(path: Path) -> str | None:
 
 
 def find(name: str) -> Path | None:
-    """Return the file with a name returned by `display_name`; None if it does not exist."""
+    """Return the path of the file with a name from `display_name`; None if it does not exist."""
     first, _, rest = name.partition("/")
     path = included_folder(first) / rest if first in INCLUDED and rest else PACKAGE / name
     return path if path.is_file() else None

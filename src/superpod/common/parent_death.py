@@ -1,8 +1,8 @@
 """Terminate child processes when their parent ends, even if it is killed. Standard library only, Python 3.9.
 
-`end_with_parent` is called in a child, such as a pool worker, that always runs Python code.
-`kill_children_with_this_process` is called in the parent, for children that may hang outside Python or have their own
-children; it uses the parent-death signal of the kernel (prctl(2), PR_SET_PDEATHSIG). A killed rank cannot stop its
+Call `end_with_parent` in a child that always runs Python code, such as a pool worker. Call
+`kill_children_with_this_process` in the parent of children that may hang outside Python or have their own children: it
+uses the parent-death signal of the kernel (prctl(2), PR_SET_PDEATHSIG). A killed rank cannot stop its
 checkpoint writers: they would continue to write to a checkpoint that the next attempt saves under the same name, and
 the multiprocessing.Manager that Megatron uses for the writers would wait for requests forever. Processes that a rank
 starts in a different way, from a thread or as a program, are terminated by runtime/processes/stray_processes.py.
@@ -19,17 +19,17 @@ import time
 from multiprocessing import spawn, util
 
 POLL_S = 1.0
-"""Seconds between two checks of the parent."""
+"""Interval in seconds at which a child checks its parent."""
 
 _PR_SET_PDEATHSIG = 1
 
 _SPAWNED = """\
 import ctypes, os; ctypes.CDLL(None).prctl({option}, {number}, 0, 0, 0); os.getppid() == {parent} or os._exit(1); """
-"""Code that a spawned child process runs first."""
+"""Code that a spawned child process runs before its own."""
 
 
 def end_with_parent() -> None:
-    """Terminate this process within seconds after its parent has ended, even if the parent was killed by SIGKILL."""
+    """Start a thread that ends this process within seconds after its parent ends, even if SIGKILL killed the parent."""
     started_by = multiprocessing.parent_process()  # correct even if the parent has already ended
     parent = started_by.pid if started_by and started_by.pid else os.getppid()
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
@@ -49,20 +49,20 @@ class _ChildHooks:
         self._parent, self._sets_signal = 0, False
 
     def record_parent(self) -> None:
-        """Record the parent. Called in the parent, before a child is started."""
+        """Record the parent; called in the parent before it starts a child."""
         self._parent = os.getpid()
         # For the kernel, the parent is a thread: a child of another thread would be killed when that thread ends.
         self._sets_signal = threading.get_native_id() == self._parent
 
     def set_signal(self) -> None:
-        """Set the parent-death signal. Called in a child forked by multiprocessing."""
+        """Set the parent-death signal; called in a child that multiprocessing has forked."""
         if self._sets_signal:
             self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != self._parent:  # the parent died before the call
                 os._exit(1)
 
     def add_signal(self, command: list[str]) -> list[str]:
-        """Add code that sets the parent-death signal to the command line of a child to spawn, and return it."""
+        """Return the command line of a child to spawn, with code that sets the parent-death signal."""
         self.record_parent()
         if not self._sets_signal or "-c" not in command:
             return command
@@ -75,7 +75,7 @@ _hooks: _ChildHooks | None = None
 
 
 def kill_children_with_this_process() -> None:
-    """Have children that multiprocessing starts from now on, and their forks, killed when their parent ends."""
+    """Let the kernel kill children that multiprocessing starts from now on, and their forks, when their parent ends."""
     global _hooks
     if _hooks is not None or not hasattr(ctypes.CDLL(None), "prctl"):  # only Linux has prctl
         return

@@ -1,6 +1,6 @@
-"""Pass the current stage of a long operation to the process that displays it, as a line in a small file.
+"""Pass the current stage of a long operation to the process that displays it, in a small file.
 
-The name of the file is in an environment variable, which forked and spawned processes inherit.
+An environment variable, which child processes inherit, contains the path of the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VARIABLE = "SUPERPOD_STAGE_FILE"
 
 
 def note(text: str) -> None:
-    """Record the current stage of this process, if another process watches it."""
+    """Record `text` as the current stage of the operation; do nothing if no process watches it."""
     name = os.environ.get(VARIABLE)
     if name:
         with contextlib.suppress(OSError):
@@ -24,7 +24,7 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def watch() -> Iterator[Callable[[], str]]:
-    """Yield a function that returns the latest stage recorded by this process or its children; "" before the first."""
+    """Yield a function that returns the newest stage that this process or its children recorded; "" = none yet."""
     old_value = os.environ.get(VARIABLE)
     with tempfile.TemporaryDirectory(prefix="recipes-stage-") as folder:
         path = Path(folder, "stage")

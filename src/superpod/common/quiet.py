@@ -1,4 +1,4 @@
-"""Keep the output of libraries off the terminal: NeMo prints about thirty lines when it is imported."""
+"""Keep the output of libraries away from the terminal: NeMo prints about thirty lines when it is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 
 
 class _Terminal(io.TextIOWrapper):
-    """The terminal or pipe of the user; once it is closed, output is discarded, so that ranks can still be stopped."""
+    """The user's terminal or pipe. If it is closed, output is discarded, so that ranks can still be stopped."""
 
     def flush(self) -> None:
         try:
@@ -35,7 +35,6 @@ def silence_libraries(log: Path | None = None) -> Iterator[IO[str]]:
     sys.stderr.flush()
     saved_streams = os.dup(1), os.dup(2)
     terminal = _Terminal(open(os.dup(2), "wb"), encoding=sys.stderr.encoding or "utf-8", errors="replace")  # noqa: SIM115
-    # Two handles on the real stderr: `terminal` for the caller, `kept` to restore.
     with log.open("ab") if log else tempfile.TemporaryFile() as sink:
         # Replace the descriptors, not sys.stdout: compiled libraries and child processes write to them directly.
         os.dup2(sink.fileno(), 1)

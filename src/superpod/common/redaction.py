@@ -1,4 +1,4 @@
-"""Redacts tokens, keys and passwords in the files of a run.
+"""Redact tokens, keys and passwords in the files of a run.
 
 The patterns must work on Python 3.9, which has no possessive quantifiers. They still take linear time: a repeated class
 is never followed by a character of the same class, and a look-behind permits only one start of a name.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 REDACTED = "<redacted>"
 MAX_KEY_LINES = 200
-"""Maximum number of lines of a private key to redact if its end is missing."""
+"""Maximum number of lines to redact after the start of a private key whose end is missing."""
 
 # A name is secret if one of its words is; names are split into words at `_`, `-`, `.` and changes of case.
 _SECRET_WORDS = frozenset(
@@ -90,10 +90,10 @@ _COMMAND = re.compile(
     """,
     re.VERBOSE,
 )
-"""Commands with passwords as arguments: sshpass, docker login, redis-cli, mysql, curl, aws, .netrc, a pipe."""
+"""Commands with a password as an argument: sshpass, docker login, redis-cli, mysql, curl, aws, .netrc, a pipe."""
 _KEY = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}(?![\w/.-])")
 _ASKS = rf"(?:paste (?:an?|your) (?:api key|token)|enter your (?:token|api key)|\bwandb{_GAP}login\b)"
-"""Prompts for a key, which may be echoed on the same or the next line; and `wandb login KEY`."""
+"""Prompts after which a key may be echoed on the same or the next line, and `wandb login KEY`."""
 _PROMPT = re.compile(_ASKS, re.IGNORECASE)
 _AFTER_PROMPT = re.compile(rf"(?P<prompt>{_ASKS})(?P<rest>[^\n]*(?:\n[^\n]*)?)", re.IGNORECASE)
 _BEARER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*")
@@ -118,25 +118,8 @@ _VALUE = re.compile(
 
 HINTS = (
     *sorted(word.lower() for word in _SECRET_WORDS),
-    *(
-        "@",
-        "hf_",
-        "api_org_",
-        "sk-",
-        "ghp_",
-        "gho_",
-        "ghu_",
-        "ghs_",
-        "ghr_",
-        "glpat-",
-        "nvapi-",
-        "xox",
-        "hooks.",
-        "discord",
-        "akia",
-        "asia",
-        "aiza",
-    ),
+    *("@", "hf_", "api_org_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "glpat-", "nvapi-", "xox", "hooks."),
+    *("discord", "akia", "asia", "aiza"),
     *("ya29", "gocspx-", "npm_", "pypi-", "gsk_", "r8_", "eyj", "basic", "wandb", "mysql", "mariadb"),
     *("redis-cli", "docker", "podman", "nerdctl", "skopeo", "oras", "helm", "apptainer", "singularity", "curl", "echo"),
 )
@@ -152,7 +135,7 @@ _KEPT = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the name of a variable, key or option indicates a secret value.
+    """Return whether the value of a variable, key or option with this name is secret.
 
     True for HF_TOKEN, WANDB_API_KEY and aws.secretKey; False for KEYBOARD, PWD, TOKENIZERS_PARALLELISM and MAX_TOKENS.
     """
@@ -164,7 +147,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(mapping: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of an environment with secrets redacted: values of secret names, and secrets in other values."""
+    """Return a copy of environment variables, with values of secret names and secrets in other values redacted."""
     redacted = {}
     for name, value in mapping.items():
         redacted[name] = REDACTED if value and is_secret_name(name) else redact_text(value)
@@ -172,9 +155,9 @@ def redact(mapping: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_text(text: str) -> str:
-    """Replace every token, key and password in `text` by `<redacted>`. Idempotent.
+    """Return `text` with `<redacted>` in place of every token, key and password. Idempotent.
 
-    Most log lines contain none of HINTS; checking for them takes a thirtieth of the time of a full search.
+    A search for HINTS, of which most log lines contain none, takes a thirtieth of the time of a full search.
     """
     lowercase = text.lower()
     if not any(hint in lowercase for hint in HINTS):
@@ -195,7 +178,7 @@ def _redact_patterns(text: str) -> str:
 
 
 class LineRedactor:
-    """Redacts the lines of a text in order, including secrets that span several lines."""
+    """Redacts the lines of a text in order, including private keys and answers to prompts on several lines."""
 
     def __init__(self) -> None:
         self._before = ""
@@ -214,7 +197,7 @@ class LineRedactor:
 
 
 def redact_with_context(before: str, line: str) -> str:
-    """Return a line with secrets redacted; `before` is the previous line, which may be a prompt for a key."""
+    """Return `line` with secrets redacted; `before` is the previous line, which may be a prompt for a key."""
     if _PROMPT.search(before):
         line = _KEY.sub(REDACTED, line)
     return redact_text(line)
@@ -227,9 +210,9 @@ def _redact_user(match: re.Match[str]) -> str:
 
 
 def _redact_assignments(text: str) -> str:
-    """Redact the values of secret names in `NAME=value`, `"name": "value"` and `--name value`.
+    """Return `text` with the values of secret names redacted in `NAME=value`, `"name": "value"` and `--name value`.
 
-    The values of other names are also searched, because they may contain a secret name.
+    Values of other names are searched, too, because they may contain a secret name.
     """
     parts, start = [], 0
     while True:
@@ -256,5 +239,5 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def environment_view(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the redacted environment variables that matter for a run (Slurm, NCCL, CUDA, torch, NeMo, paths)."""
+    """Return the variables of `environ` that matter for a run, such as Slurm's and NCCL's, with secrets redacted."""
     return redact({name: environ[name] for name in sorted(environ) if _KEPT.match(name)})

@@ -1,4 +1,4 @@
-"""Detect a run that has become slower by comparing its newest steps with its first ones. Standard library only."""
+"""Detect a run whose steps have become slower, from the step times in metrics.jsonl. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import statistics
 
 from superpod.common.json_files import JsonObject, is_number
 
-SHARE = 0.3
-"""Relative slowdown that is reported."""
+SLOWDOWN = 0.3
+"""Minimum relative increase of the step time that is reported."""
 
 WINDOW = 8
-"""Number of steps at the beginning and at the end whose medians are compared."""
+"""Number of steps at the start and at the end of the run whose median step times are compared."""
 
 
-def alarm(lines: list[JsonObject], share: float = SHARE) -> str:
-    """Return a message if the newest steps take longer than the first ones; '' if not, or if there are too few steps.
+def alarm(lines: list[JsonObject]) -> str:
+    """Return a message if the newest steps are slower than the first steps; '' if not, or if there are too few steps.
 
     `lines` are the lines of metrics.jsonl. The first step of each attempt is excluded, since it compiles and allocates.
     Medians are compared, so a save or a single slow step is not reported.
@@ -27,12 +27,13 @@ def alarm(lines: list[JsonObject], share: float = SHARE) -> str:
         last_attempt = line.get("attempt")
     if len(steady) < 2 * WINDOW:
         return ""
-    first = statistics.median(line["step_time_s"] for line in steady[:WINDOW])
-    last = statistics.median(line["step_time_s"] for line in steady[-WINDOW:])
-    if first <= 0 or last < first * (1 + share):
+    first_s = statistics.median(line["step_time_s"] for line in steady[:WINDOW])
+    newest_s = statistics.median(line["step_time_s"] for line in steady[-WINDOW:])
+    limit_s = first_s * (1 + SLOWDOWN)
+    if first_s <= 0 or newest_s < limit_s:
         return ""
-    since = next(line for line in steady[WINDOW:] if line["step_time_s"] > first * (1 + share))
+    since = next(line for line in steady[WINDOW:] if line["step_time_s"] > limit_s)
     return (
-        f"steps take {last:.3g} s, {last / first - 1:.0%} more than the {first:.3g} s of the first ones, "
+        f"a step takes {newest_s:.3g} s, {newest_s / first_s - 1:.0%} more than at the start ({first_s:.3g} s), "
         f"since about step {since['step']} (attempt {since.get('attempt', '?')})"
     )

@@ -1,4 +1,4 @@
-"""Determine how a Slurm job ended, from the controller, accounting, or the last message of slurmstepd in its output.
+"""Determine the final state of a Slurm job: from the controller, accounting, or slurmstepd's message in its output.
 
 The controller purges a job after MinJobAge (300 s by default), and accounting may be down or not configured. While a
 job is COMPLETING, only accounting knows how it ended. Standard library only.
@@ -14,8 +14,10 @@ from pathlib import Path
 from superpod.common.json_files import tail_text
 
 POLL_S = 1.0
-TIMEOUT_S, SOON_S = 30.0, 5.0
-"""Timeouts for a Slurm command, in seconds: normally, and inside a job that Slurm is about to kill."""
+TIMEOUT_S = 30.0
+"""Timeout for a Slurm command, in seconds."""
+SHORT_TIMEOUT_S = 5.0
+"""Timeout inside a job that Slurm is about to kill."""
 
 CANCELLED = "CANCELLED"
 
@@ -23,17 +25,17 @@ LIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT",
 """States of a job that still has its nodes."""
 
 _CANCELLATION = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
-"""slurmstepd's line in the output of a job; for a `scancel`, `DUE TO` is missing or names the signal."""
+"""slurmstepd's line in the output of a job; after `scancel`, `DUE TO` is missing or is followed by the signal."""
 
 
 def final_state(job: str, output: Path, wait_s: float = 60.0, timeout_s: float = TIMEOUT_S) -> str:
-    """Return the final state of a job, with the uid if known (`CANCELLED by UID`); '' = unknown.
+    """Return the final state of a job, such as `COMPLETED`, or `CANCELLED by UID` if the uid is known; '' = unknown.
 
     Args:
         job: the job id.
         output: the output file of the job (`slurm-JOB.out`).
-        wait_s: maximum seconds to wait while the job is COMPLETING.
-        timeout_s: timeout for each Slurm command, seconds.
+        wait_s: maximum time to wait while the job is COMPLETING, in seconds.
+        timeout_s: timeout for each Slurm command, in seconds.
     """
     end = time.monotonic() + wait_s
     while True:
@@ -54,29 +56,29 @@ def final_state(job: str, output: Path, wait_s: float = 60.0, timeout_s: float =
 
 
 def current_state(job: str, output: Path) -> str:
-    """Return the final state if it is already known, for use inside a job that Slurm is ending."""
-    return final_state(job, output, wait_s=0.0, timeout_s=SOON_S)
+    """Return the final state of a job without waiting; '' if it is not known yet. For a job that Slurm is ending."""
+    return final_state(job, output, wait_s=0.0, timeout_s=SHORT_TIMEOUT_S)
 
 
 def is_cancelled(state: str) -> bool:
-    """Return whether the job was cancelled by scancel."""
+    """Return whether a state from `final_state` means that scancel cancelled the job."""
     return state.startswith(CANCELLED)
 
 
 def cancelled_by_uid(state: str) -> int | None:
-    """Return the uid of the user who cancelled the job; None if unknown."""
+    """Return the uid in `CANCELLED by UID`; None for other states."""
     match = re.fullmatch(rf"{CANCELLED} by (\d+)", state)
     return int(match[1]) if match else None
 
 
 def job_field(job: str, name: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Return a field of `scontrol show job`, such as EndTime; '' if the job is unknown or there is no answer."""
+    """Return a field of `scontrol show job`, such as EndTime; '' if the job is unknown or Slurm does not respond."""
     match = re.search(rf"\b{name}=(\S+)", slurm_output("scontrol", "show", "job", "-o", job, timeout_s=timeout_s))
     return match[1] if match else ""
 
 
 def controller_state(job: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Ask the controller for a job's state; '' if the controller does not know the job."""
+    """Return a job's state according to the controller; '' if it does not know the job or does not respond."""
     return job_field(job, "JobState", timeout_s)
 
 
@@ -90,7 +92,7 @@ def exit_signal(job: str, timeout_s: float = TIMEOUT_S) -> int:
 
 
 def _accounting_state(job: str, timeout_s: float) -> str:
-    """Return the final state from accounting; '' if the job has not ended, or accounting does not answer.
+    """Return the final state from accounting; '' if the job has not ended, or accounting does not respond.
 
     For a requeued job, sacct shows its newest start.
     """
@@ -113,9 +115,9 @@ def _state_in_output(job: str, output: Path) -> str:
     return reason.upper()
 
 
-def slurm_output(*words: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Run a Slurm command and return its output; '' if it is not installed or times out."""
+def slurm_output(*command: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Run a Slurm command and return its stdout; '' if it is not installed or times out after `timeout_s` seconds."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=timeout_s).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

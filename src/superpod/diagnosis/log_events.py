@@ -1,4 +1,4 @@
-"""Collect the events in one log: matches of patterns, program errors, training progress, and the end of training.
+"""Collect the events in one log: lines that match a known cause, program errors, steps, and the end of training.
 
 Standard library only.
 """
@@ -22,83 +22,68 @@ from superpod.diagnosis.causes import (
     find_by_topic,
 )
 from superpod.diagnosis.log_lines import LogLine, scan, time_of
-from superpod.diagnosis.log_patterns import GENERIC_ERROR, LOGGER_PREFIX, Level, TaskEnd, error_in, is_quoted, level_of
+from superpod.diagnosis.log_patterns import (
+    ERROR_LEVEL,
+    GENERIC_ERROR,
+    LOGGER_PREFIX,
+    MAY_BE_ERROR,
+    NAMES_ERROR,
+    NORMAL_AT_END,
+    REPORTS_FAILURE,
+    Level,
+    TaskEnd,
+    find_error,
+    is_quoted,
+    level_of,
+)
 from superpod.diagnosis.losses import GOOD_STEPS, Series
 
 MAX_EVENTS = 60
-"""Maximum number of events to keep per cause and rank: the first ones and the last."""
+"""Maximum number of events to keep per cause and rank: all but one are the first ones, one is the last."""
 
 MAX_FRAMES = 30
-"""Maximum number of frames to keep of a traceback: the innermost ones."""
+"""Maximum number of innermost frames to keep of a traceback."""
 
 LAST_LINES = 5
-"""Number of lines at the end of a log in which unexplained errors and causes mentioned in passing count."""
+"""An unexplained error, or a cause that is only mentioned, counts within this many lines from the end of a log."""
 
-PASSING = 0
-"""Certainty of a line that mentions a cause in passing and is not an error."""
+MENTION = 0
+"""Certainty of a line that mentions a cause, but is not an error."""
 
 _EXITS = ("SystemExit", "GeneratorExit", "Warning")
 _NO_ERRORS = (*_EXITS, "KeyboardInterrupt")
-_ECHOES = (
-    "ChildFailedError",
-    "SignalException",
-    "CalledProcessError",
-    "ProcessRaisedException",
+_LAUNCHER_ERRORS = (
+    *("ChildFailedError", "SignalException", "CalledProcessError", "ProcessRaisedException"),
     "ProcessExitedException",
 )
-"""Errors of launchers: they report that a process failed, but not why."""
-_LAUNCHER_ERROR = re.compile(
+"""Errors of launchers, which report that a process failed, but not why."""
+_LAUNCHER_MESSAGE = re.compile(
     r"\bfailed to run\b|\bCaught \w+ in (?:DataLoader worker|replica)\b|\bexit (?:code|status) -?\d+"
     r"|\b(?:command|process|rank|worker|child|job|task|run)\b.*\b(?:exit|return)\w*\b.*\b(?:code|status)\b",
     re.IGNORECASE,
 )
-"""Messages with such errors, and those of PyTorch processes that re-raise an error."""
+"""Messages of such errors, and of PyTorch processes that re-raise an error of another process."""
 _FINISHED = re.compile(
     r"`Trainer\.fit` stopped: `max_|\[after training is done\]|^\[?exiting program at iteration"
     r"|'train_runtime'|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
 )
-"""Lines that are printed only at the end of training."""
-_SAYS_FINISHED = re.compile(
+"""Lines that are printed only when training has ended."""
+_MAY_BE_FINISHED = re.compile(
     r"[Tt]raining (?:is )?(?:completed|finished|complete|done)\b|[Tt]raining run finished|^training done"
     r"|\bexit(?:ed)?(?: with)?(?: exit)?[ _]code:? 0\b"
 )
 """Lines that a script may print even if the training failed."""
 _STEP_OF_TOTAL = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
 """A step and the total number of steps: if they are equal, training has ended."""
-_SAYS_ERROR = re.compile(
-    r"Error response from|Non-OK-status|\bCheck failed: "
-    r"|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
-    r"(?:[:\]|]|\s[-|]|\s\d|\d{3}|[ ](?=[A-Z\[]))"
-)
-"""A line of level error, as opposed to one that only mentions an error."""
-_SAYS_FAILED = re.compile(
-    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked|error occurred)", re.IGNORECASE
-)
-"""A line that reports a failure; considered only among the last lines of a log."""
-_NAMES_ERROR = re.compile(
-    r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=]? *[\d.])", re.IGNORECASE
-)
-"""A line that mentions an error; considered only if it is the very last line."""
-_MAY_BE_ERROR = re.compile(
-    r"\b(?:traceback|fatal|panic|killed|aborted|crash(?:ed)?|core dumped|segmentation fault|out of memory"
-    r"|terminate called|assertion|invalid pointer|corrupted|not found|no such|cannot|could ?n[o']t|unable to|non-?zero"
-    r"|fail(?:ed|ure)s?(?! *[:=]? *0\b))\b",
-    re.IGNORECASE,
-)
-"""A line that may report an error of any program; after it, the reported end of a training may not be normal."""
-_OF_ENDED_PROCESSES = re.compile(
-    r"\*\*\* (?:STEP|JOB) |: Terminated$|TCPStore|Broken pipe|connection (?:reset|closed)", re.IGNORECASE
-)
-"""Messages that are also printed when processes are ended after a normal training."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _DURING_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _QUOTED = re.compile(r"[\w.:'\"]*/\S*/\S*|\{.*\}")
 """Paths, URLs and printed dictionaries, which are not searched for topics."""
 _KEY = re.compile(r"^KeyError: (?:\S+$|\()")
-"""A missing key, which is also not searched for topics."""
-_CONTINUES = 14
-"""Number of lines after an error that may belong to its message."""
+"""A missing dictionary key, which is not searched for topics either."""
+_MAX_MESSAGE_LINES = 14
+"""Maximum number of lines after an error that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
 _ELASTIC_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
 _ENDS_OTHERS = re.compile(
@@ -106,66 +91,79 @@ _ENDS_OTHERS = re.compile(
 )
 _ENDED_STEP = re.compile(r"^slurmstepd: error: \*\*\* (?:STEP|JOB) \S+ ON")
 _SIGNAL_CAUSES = ("rank_killed", "rank_crashed")
-"""Causes whose patterns match reports that a signal killed a process."""
+"""Causes whose patterns match reports that a process was killed by a signal."""
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _EXIT_CODE = re.compile(
     r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? (?:code|status)|return(?:ed|s)?(?: exit)? code"
     r")\s*[:=]?\s*(?!0\b)(-?\d+)",
     re.IGNORECASE,
 )
-_CAUSES_BY_FIRST: dict[str, list[tuple[Cause, Pattern]]] = {}
+_PATTERNS_BY_START: dict[str, list[tuple[Cause, Pattern]]] = {}
 
 
 @dataclass(frozen=True)
 class Event:
-    """A line that matches a pattern of a known cause, or an unexplained error (`cause` is then ERROR_OF_PROGRAM)."""
+    """A line that matches a pattern of a known cause, or an unexplained error (`cause` is then PROGRAM_ERROR)."""
 
     cause: str
     sure: int
+    """certainty: MENTION, HINT, LIKELY or CERTAIN"""
     alone: bool
+    """whether the event is sufficient evidence that the run failed"""
     line: LogLine
     is_error: bool
     """whether it is an error, such as the last line of a traceback"""
     order: int
+    """number of log lines examined up to this event"""
     rank: int | None = None
     error: str = ""
-    """`Name: message`, for ERROR_OF_PROGRAM"""
+    """`Name: message`, for PROGRAM_ERROR"""
     ended_by: LogLine | None = None
-    """the line of another exception, raised while this one was handled, that ended the program"""
+    """the line of another exception, which was raised while this one was handled, and ended the program"""
     detail: str | None = None
     """a sentence with numbers, for an event that is not a log line"""
 
+    @property
+    def is_secondary(self) -> bool:
+        """Whether the cause is only a consequence of other causes, such as of the failure of another rank."""
+        return self.cause in CAUSES_BY_NAME and CAUSES_BY_NAME[self.cause].depth <= ECHO
 
-ERROR_OF_PROGRAM = "program_error"
+
+PROGRAM_ERROR = "program_error"
 
 
 @dataclass
 class LogEvents:
-    """The events and the progress in one log."""
+    """The events and training steps in one log."""
 
     path: Path
     events: list[Event] = field(default_factory=list)
     series: Series = field(default_factory=Series)
     finished: LogLine | None = None
+    """the line that reports the end of training, if no failure was reported after it"""
     first_failed: int | None = None
     """the rank that failed first, according to torchrun"""
     tasks: list[TaskEnd] = field(default_factory=list)
     """the ends of tasks, in the order in which srun reported them"""
     first_task: LogLine | None = None
-    """srun's line about the first rank that was not terminated by srun"""
+    """srun's line about the first task that ended without being terminated by srun"""
     failed: bool = False
     """whether a launcher reports that the program failed"""
     fatal: LogLine | None = None
-    """the newest line with an uncaught error, a death by a signal, or a failure reported by a launcher"""
+    """the newest line with an uncaught error, a process killed by a signal, or a failure reported by a launcher"""
     exit_code: int | None = None
+    """the newest exit code other than 0 that a launcher reports"""
     last: LogLine | None = None
+    """the last line that is not part of a traceback's frames"""
     lines: int = 0
+    """number of lines examined"""
     damaged_after: int | None = None
     """number of readable lines in a truncated or corrupt archive; None = intact"""
     _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
     _report: int = 0
     """the number of the newest line in which a launcher reports a failure, which is never the error itself"""
     _in_block: bool = False
+    """whether torchrun's block about the first failure has begun, and its rank is still to come"""
     _is_ignored: bool = False
     """whether Python ignores the error of the current traceback"""
     _frame: str = ""
@@ -173,18 +171,19 @@ class LogEvents:
     _frames: list[str] = field(default_factory=list)
     """the newest frames of the current traceback, each as `file function: source`"""
     _skip: int = -LAST_LINES
-    """the number of a source line in a traceback, which is not a message"""
+    """the number of the newest source line in a traceback, which is not a message"""
     _errors: dict[int | None, LogLine] = field(default_factory=dict)
     """the line of the newest error of each rank"""
     _handled: dict[int | None, list[LogLine]] = field(default_factory=dict)
     """the errors of each rank that were being handled when the current traceback began"""
     _block_rank: int | None = None
+    """the rank of torchrun's newest block about a failure"""
     _raised: LogLine | None = None
     """the newest `raise` statement in a traceback"""
     _source: str = ""
     """the newest source line in a traceback"""
     _error_line: LogLine | None = None
-    """the newest line of level error"""
+    """the newest line of level ERROR"""
     _failure_line: LogLine | None = None
     """the newest line that reports a failure"""
     doubt: LogLine | None = None
@@ -192,16 +191,14 @@ class LogEvents:
 
     @property
     def error_at_end(self) -> LogLine | None:
-        """An error among the last lines, unless the training has ended."""
+        """An error among the last lines, or None; after the end of training, only a later traceback counts."""
+        last = self.last
+        if last is None:
+            return None
         error = max(self._error_line, self._failure_line, key=lambda line: line.number if line else -1)
-        if (
-            self.last
-            and self.last.number != self._report
-            and not level_of(self.last.text)
-            and _NAMES_ERROR.search(self.last.text)
-        ):
-            error = self.last
-        if error is None or self.last is None or error.number < self.last.number - LAST_LINES:
+        if last.number != self._report and not level_of(last.text) and NAMES_ERROR.search(last.text):
+            error = last
+        if error is None or error.number < last.number - LAST_LINES:
             return None
         if self.finished and not ("Traceback" in error.text and error.number > self.finished.number):
             return None
@@ -215,7 +212,7 @@ class LogEvents:
         return f"the archive is truncated or corrupt after {self.damaged_after:,} lines"
 
     def process(self, line: LogLine) -> bool:
-        """Process a line; return whether it is informative."""
+        """Record the events in a line; return whether later lines of its template may contain events, too."""
         self.lines += 1
         text = line.text
         if not text.strip():
@@ -240,28 +237,28 @@ class LogEvents:
             return True
 
         self.last = line
-        if not level_of(text) and _SAYS_FAILED.search(text):
+        if not level_of(text) and REPORTS_FAILURE.search(text):
             self._failure_line = line
-        if error_in(line, self._ends_traceback(line)) is None and self._record_step(line):
+        if find_error(line, self._ends_traceback(line)) is None and self._record_step(line):
             self.doubt = None
             return True
-        if self._says_finished(text):
+        if self._reports_end(text):
             self._record_end(line)
-        self._note_doubt(line)
-        launcher = self._record_launcher_report(line)
-        self._report = line.number if launcher else self._report
-        return self._match_patterns(line) or launcher
+        self._record_doubt(line)
+        is_launcher_report = self._record_launcher_report(line)
+        self._report = line.number if is_launcher_report else self._report
+        return self._match_patterns(line) or is_launcher_report
 
-    def _note_doubt(self, line: LogLine) -> None:
-        """Record a line that may report an error, unless training reports its end in it or Python ignores the error."""
+    def _record_doubt(self, line: LogLine) -> None:
+        """Record a line that may report an error, unless it reports the end of training or Python ignores the error."""
         text = line.text
-        if line is self.finished or self._is_ignored or level_of(text) or _OF_ENDED_PROCESSES.search(text):
+        if line is self.finished or self._is_ignored or level_of(text) or NORMAL_AT_END.search(text):
             return
-        if _SAYS_ERROR.search(text) or _NAMES_ERROR.search(text) or _MAY_BE_ERROR.search(text):
+        if ERROR_LEVEL.search(text) or NAMES_ERROR.search(text) or MAY_BE_ERROR.search(text):
             self.doubt = line
 
     def _record_step(self, line: LogLine) -> bool:
-        """Process the report of a step, which may begin another run or end the training; return whether it is one."""
+        """Record a step that a line reports, which may begin or end a run; return whether the line reports a step."""
         runs = self.series.runs
         is_step = self.series.add_line(line)
         if self.series.runs > runs:
@@ -275,18 +272,18 @@ class LogEvents:
         self.finished = line
         self.series.end()
 
-    def _says_finished(self, text: str) -> bool:
-        """Return whether a line reports the end of training; after a fatal error, messages of scripts do not count."""
+    def _reports_end(self, text: str) -> bool:
+        """Return whether a line reports the end of training; after a fatal error, a script's own message is ignored."""
         if level_of(text) is Level.WARNING:
             return False
         if _FINISHED.search(text):
             return True
-        if not _SAYS_FINISHED.search(text):
+        if not _MAY_BE_FINISHED.search(text):
             return False
         return self.fatal is None or self.series.continued_after(self.fatal.number)
 
     def finish(self) -> None:
-        """Process the end of the log, which may have a truncated traceback or an error that is not an exception."""
+        """Record the error in the last lines of the log: a truncated traceback, or an error without an exception."""
         if self._raised and (self.last is None or self._raised.number > self.last.number):
             self._match_patterns(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
 
@@ -299,7 +296,7 @@ class LogEvents:
             self._add_error(error, LOGGER_PREFIX.sub("", error.text), is_matched="Traceback" in error.text)
 
     def _record_launcher_report(self, line: LogLine) -> bool:
-        """Process a report from torchrun, srun or another launcher; return whether it is one."""
+        """Record what torchrun, srun or another launcher reports in a line; return whether it is such a report."""
         text = line.text
         if _FIRST_FAILURE.search(text):
             self._in_block = True
@@ -340,11 +337,11 @@ class LogEvents:
         return False
 
     def _record_failure(self, line: LogLine) -> None:
-        """Record a failure reported by a launcher; it overrides an earlier report that training has ended."""
+        """Record a line in which a launcher reports a failure; an earlier end of training then does not count."""
         self.failed, self.finished, self.fatal = True, None, line
 
     def _match_patterns(self, line: LogLine) -> bool:
-        """Add events for the matching patterns and the error in a line; return whether there are any."""
+        """Add events for the patterns that a line matches, and for its error; return whether there are any."""
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
         error = self._find_error(line)
         is_error = error is not None
@@ -353,31 +350,32 @@ class LogEvents:
         if error and ":" not in text:
             text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
         lowered, level = text.lower(), level_of(text)
-        says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
-        is_strong = is_error or (not level and (says or self._continues_error(line)))
-        self._note_error(line, error, says, level)
+        has_error_level = "NCCL WARN" in text or "Assertion `" in text or bool(ERROR_LEVEL.search(text))
+        is_strong = is_error or (not level and (has_error_level or self._continues_error(line)))
+        self._record_error(line, error, level, has_error_level and not level)
         frames = "\n".join(self._frames) if is_error else ""
         is_informative = False
         for cause, pattern in _candidates(lowered):
             if not pattern.matches(text, lowered, frames):
                 continue
             is_informative = True
-            is_passing = bool(level) and not pattern.any_level and not is_error
-            if not is_passing and (is_strong or pattern.any_level or cause.depth != PROGRAM):
+            is_mention = bool(level) and not pattern.any_level and not is_error
+            if not is_mention and (is_strong or pattern.any_level or cause.depth != PROGRAM):
                 certainty = min(pattern.sure, HINT) if error and is_quoted(cause, pattern, error) else pattern.sure
                 self._add(cause.name, certainty, pattern.alone, line, is_strong)
-            else:  # mentioned in passing: after `Cannot import zarr ... ModuleNotFoundError` the run continues
-                self._add(cause.name, PASSING, False, line, False)
+            else:  # after `Cannot import zarr ... ModuleNotFoundError`, for example, the run continues
+                self._add(cause.name, MENTION, False, line, False)
         if error and not (is_informative and self._is_explained(line)):
             is_informative |= self._add_error(line, error, is_matched=is_informative)
         return is_informative
 
     def _find_error(self, line: LogLine) -> str | None:
-        """Return the error in a line, unless Python ignores it; a bare AssertionError is returned with its
-        condition.
+        """Return the error in a line, None if there is none or Python ignores it.
+
+        An AssertionError without a message is returned with its condition.
         """
         ends_traceback = self._ends_traceback(line)
-        error = error_in(line, ends_traceback)
+        error = find_error(line, ends_traceback)
         if error and self._is_ignored:
             self._is_ignored = False
             return None
@@ -385,41 +383,50 @@ class LogEvents:
             return f"{error}: {self._source}"
         return error
 
-    def _note_error(self, line: LogLine, error: str | None, says: bool, level: Level | None) -> None:
-        """Record a line that has an error or level error, or that reports the end of a process or step."""
+    def _record_error(self, line: LogLine, error: str | None, level: Level | None, has_error_level: bool) -> None:
+        """Record a line that contains `error` (None = no error), has level ERROR, or reports the end of a step."""
         name = (error or "").partition(":")[0]
         if error is not None:
             self._record_new_error(line, name)
-        if line.number != self._report and ((error and not name.endswith(_NO_ERRORS)) or (says and not level)):
+        if line.number != self._report and ((error and not name.endswith(_NO_ERRORS)) or has_error_level):
             self._error_line = line
         if (error and not name.endswith(_EXITS) and not level) or _ENDED_STEP.search(line.text):
             self.fatal = line
 
     def _record_new_error(self, line: LogLine, name: str) -> None:
-        """Record a new error, which ended the program instead of the errors that were being handled."""
+        """Record the line of a new error, which ended the program instead of the errors that were being handled."""
         if line.rank in self._errors:  # not part of a chain of tracebacks
             self._handled.pop(line.rank, None)
         self._errors[line.rank] = line
-        handled_lines = {e.number for e in self._handled.get(line.rank, []) if _name(error_in(e, True)) != _name(name)}
-        if handled_lines:
-            self.events = [replace(e, ended_by=line) if e.line.number in handled_lines else e for e in self.events]
+        handled = [e for e in self._handled.get(line.rank, []) if _class_name(find_error(e, True)) != _class_name(name)]
+        numbers = {handled_line.number for handled_line in handled}
+        if numbers:
+            self.events = [replace(e, ended_by=line) if e.line.number in numbers else e for e in self.events]
 
     def _ends_traceback(self, line: LogLine) -> bool:
-        """Return whether the line follows the last frame of a traceback, its source line and its markers."""
+        """Return whether a line follows the last frame of a traceback, its source line and its markers."""
         return 0 <= line.number - self._skip <= 2
 
     def _continues_error(self, line: LogLine) -> bool:
-        """Return whether the line may belong to the message of an error above it."""
+        """Return whether a line may belong to the message of an error above it."""
         newest_error = self._errors.get(line.rank)
-        return newest_error is not None and line.number - newest_error.number <= _CONTINUES and not time_of(line.text)
+        return (
+            newest_error is not None
+            and line.number - newest_error.number <= _MAX_MESSAGE_LINES
+            and not time_of(line.text)
+        )
 
     def _is_explained(self, line: LogLine) -> bool:
-        """Return whether this line matches a pattern that is more certain than HINT."""
+        """Return whether a line matches a pattern that is more certain than HINT."""
         return any(e.line.number == line.number and e.sure > HINT for e in self.events[-8:])
 
     def _add_error(self, line: LogLine, error: str, is_matched: bool) -> bool:
-        name = error.partition(":")[0].rpartition(".")[2]
-        if name in _ECHOES or _LAUNCHER_ERROR.search(error):
+        """Add events for an error: PROGRAM_ERROR and, unless a pattern matches, the cause that its topic suggests.
+
+        Return False if it is not an error, such as SystemExit. An error of a launcher is recorded as its report.
+        """
+        name = _class_name(error)
+        if name in _LAUNCHER_ERRORS or _LAUNCHER_MESSAGE.search(error):
             self._record_failure(line)
             return True
         if name.endswith(_NO_ERRORS):
@@ -429,11 +436,11 @@ class LogEvents:
             cause = find_by_topic(CAUSES_WITH_TOPICS, message, self._frames)
             if cause:
                 self._add(cause.name, HINT, True, line, True)
-        self._add(ERROR_OF_PROGRAM, LIKELY, True, line, True, error)
+        self._add(PROGRAM_ERROR, LIKELY, True, line, True, error)
         return True
 
     def _add(self, cause: str, sure: int, is_alone: bool, line: LogLine, is_error: bool, error: str = "") -> None:
-        if cause in _SIGNAL_CAUSES and sure > PASSING:
+        if cause in _SIGNAL_CAUSES and sure > MENTION:
             self.fatal = line
         rank = line.rank
         if rank is None and self._block_rank is not None and _EXIT.match(line.text):
@@ -447,7 +454,7 @@ class LogEvents:
         self.events.append(event)
 
     def is_recovered(self, event: Event) -> bool:
-        """Return whether training continued after the event, or had already ended before it."""
+        """Return whether training continued after an event, or had already ended before it."""
         if self.series.steps_after(event.line.number) >= GOOD_STEPS:
             return True
         if self.finished is None:
@@ -456,36 +463,36 @@ class LogEvents:
             return True
         if event.cause == "nccl_timeout":  # ranks that hang after the last step fail the job half an hour later
             return False
-        return not event.is_error or event.sure <= HINT or _depth(event.cause) <= ECHO
+        return not event.is_error or event.sure <= HINT or event.is_secondary
 
 
 def read(path: Path, tail: int = 0) -> LogEvents:
-    """Read the events of a log; if `tail` is not 0, only of its last `tail` bytes. Raises OSError."""
+    """Return the events in a log; if `tail` is not 0, only in its last `tail` bytes.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
     events = LogEvents(path)
     events.damaged_after = scan(path, events.process, tail)
     events.finish()
     return events
 
 
-def _name(error: str | None) -> str:
+def _class_name(error: str | None) -> str:
     """Return the class name of an error without its module."""
     return (error or "").partition(":")[0].rpartition(".")[2]
 
 
 def _module(file: str) -> str:
-    """Return the path of a file within its package, or else the file name with its folder."""
+    """Return the path of a file in its installed package; for other files, the file name with its folder."""
     _, is_package, inside = file.rpartition("-packages/")
     return f"/{inside if is_package else '/'.join(file.split('/')[-2:])}"
 
 
-def _depth(cause: str) -> int:
-    return CAUSES_BY_NAME[cause].depth if cause in CAUSES_BY_NAME else PROGRAM
-
-
 def _candidates(lowered: str) -> list[tuple[Cause, Pattern]]:
-    """Return the patterns whose phrases may be in a line, based on the first three letters of the phrase."""
-    if not _CAUSES_BY_FIRST:
+    """Return the patterns whose phrases may occur in a lowercase line: their first three letters occur in it."""
+    if not _PATTERNS_BY_START:
         for cause in ALL:
             for pattern in cause.patterns:
-                _CAUSES_BY_FIRST.setdefault(pattern.phrase[:3], []).append((cause, pattern))
-    return [pair for start, pairs in _CAUSES_BY_FIRST.items() if start in lowered for pair in pairs]
+                _PATTERNS_BY_START.setdefault(pattern.phrase[:3], []).append((cause, pattern))
+    return [pair for start, pairs in _PATTERNS_BY_START.items() if start in lowered for pair in pairs]

@@ -1,8 +1,8 @@
 """Read the lines of a log of any size, compressed or not, from any launcher. Standard library only.
 
-A file is read once, in blocks. Most lines of a log are repetitive: of the lines that differ only in digits (a
-*template*), the first few are examined, and the others only if the first ones were informative. Therefore a gigabyte
-takes seconds and little memory, and a line that occurs only once is never missed.
+A file is read once, in blocks. Lines that differ only in their digits have the same *template*. The first lines of a
+template are examined, and the others only if the first ones were informative. Therefore a gigabyte takes seconds and
+little memory, and a line that occurs only once is never missed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import IO, Any
 
 from superpod.common.json_files import refuse_special
 
-PIECE = 4 << 20
+BLOCK_BYTES = 4 << 20
 """Bytes per block; longer lines are split."""
-UNPACKED = 16 << 10
-"""Bytes that are decompressed at a time; at most this many are lost at the end of a truncated file."""
-BEGINNING, MAX_CODE_SHARE = 64 << 10, 0.02
+READ_BYTES = 16 << 10
+"""Bytes to decompress at a time; at most this many are lost at the end of a truncated file."""
+START_BYTES, MAX_CONTROL_SHARE = 64 << 10, 0.02
 """Bytes that `is_text` reads, and the maximum share of control characters in them; random bytes have 0.1."""
 MAX_CHARS = 4000
-"""Maximum number of characters of a line that are examined."""
-BORING, VOLATILE = 4, 400
-"""Maximum number of lines examined per uninformative template, and per template whose digits may be informative."""
+"""Maximum number of characters to examine per line."""
+MAX_EXAMINED, MAX_EXAMINED_VOLATILE = 4, 400
+"""Maximum number of lines to examine per uninformative template, and per template whose digits may be informative."""
 OFTEN, VERY_OFTEN = 20_000, 200_000
 """All lines of an informative template are examined up to OFTEN, then one in 16, and after VERY_OFTEN one in 256."""
 MAX_TEMPLATES = 300_000
@@ -38,7 +38,7 @@ MAX_TEMPLATES = 300_000
 
 _VOLATILE = re.compile(rb"xid|exit|signal|code|errno|status|http|client|rank|nan|loss|error", re.IGNORECASE)
 _DIGITS = b"0123456789"
-_NO_TEXT = bytes(code for code in (*range(1, 32), 127) if code not in b"\a\b\t\n\v\f\r\x1b")
+_CONTROL_BYTES = bytes(code for code in (*range(1, 32), 127) if code not in b"\a\b\t\n\v\f\r\x1b")
 _ANSI = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]"
     r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a color whose escape character was lost when the log was copied
@@ -93,14 +93,15 @@ _FILE_RANKS = tuple(
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line without the launcher's prefix, with its position, and its rank and time if known."""
+    """A log line without the launcher's prefix, and its position, rank and time."""
 
     path: Path
     number: int
     text: str
     rank: int | None = None
+    """None = unknown"""
     at: float = 0.0
-    """Unix time; 0 = unknown"""
+    """Unix time in seconds; 0 = unknown"""
     before: str = ""
     """the previous line"""
     frame: str = ""
@@ -108,27 +109,35 @@ class LogLine:
 
 
 Examine = Callable[[LogLine], bool]
-"""Examines a line and returns whether lines of this template are informative."""
+"""A function that examines a line, and returns whether lines of its template are informative."""
 
 
 def scan(path: Path, examine: Examine, tail: int = 0) -> int | None:
-    """Pass the lines of a file to `examine`; if `tail` is not 0, only those in its last `tail` bytes.
+    """Call `examine` for the lines of a log, without most of the repetitive ones.
 
-    Return the number of readable lines if the file is a truncated or corrupt archive; None if it is intact. Raises
-    OSError if it cannot be read.
+    Args:
+        path: the log; it may be compressed.
+        examine: function that examines a line, and returns whether lines of its template are informative.
+        tail: number of bytes at the end of an uncompressed log to read; 0 = the entire log.
+
+    Returns:
+        The number of readable lines if the file is a truncated or corrupt archive; None if it is intact.
+
+    Raises:
+        OSError: the file cannot be read.
     """
     refuse_special(path)
     templates: dict[bytes, int] = {}
-    number, last = 1, 0.0
+    number, last_time = 1, 0.0
     file_rank, has_labels = rank_of_file(path), None
-    pieces = _Blocks(path, tail)
-    for piece in pieces:
+    blocks = _Blocks(path, tail)
+    for block in blocks:
         if has_labels is None:
-            has_labels = _is_labelled(piece)
-        raw = piece.split(b"\n")
+            has_labels = _is_labelled(block)
+        raw_lines = block.split(b"\n")
         if len(templates) > MAX_TEMPLATES:
             templates.clear()
-        for index, line in enumerate(raw):
+        for index, line in enumerate(raw_lines):
             template = _template(line)
             count = templates.get(template, 0)
             if _is_skipped(count):
@@ -136,50 +145,50 @@ def scan(path: Path, examine: Examine, tail: int = 0) -> int | None:
                 continue
             is_informative = False
             for text in _split_messages(line):
-                time = time_of(text) or last
+                last_time = time_of(text) or last_time
                 rank, text = _strip_prefixes(text, has_labels)
                 if rank is None:
                     rank = file_rank
                 if rank is None:
                     rank = own_rank(text)
-                previous_line = raw[index - 1][-MAX_CHARS:] if index else b""
-                last = time
-                is_informative |= examine(LogLine(path, number + index, text, rank, time, _decode(previous_line)))
+                before = _decode(raw_lines[index - 1][-MAX_CHARS:]) if index else ""
+                is_informative |= examine(LogLine(path, number + index, text, rank, last_time, before))
             templates[template] = _next_count(line, count, is_informative)
-        number += len(raw) - 1
-    return number - 1 if pieces.is_damaged else None
+        number += len(raw_lines) - 1
+    return number - 1 if blocks.is_damaged else None
 
 
 def _template(line: bytes) -> bytes:
-    """Return the template of a line: the line without its digits; of a long line, only the beginning and the end."""
+    """Return the template of a line: the line without its digits; for a long line, only its start and its end."""
     if len(line) < 400:
         return line.translate(None, _DIGITS)
     return line[:300].translate(None, _DIGITS) + line[-60:]
 
 
-def _next_count(line: bytes, seen: int, is_informative: bool) -> int:
-    """Return the new count for the template of a line: positive once it was informative, otherwise negative.
+def _next_count(line: bytes, count: int, is_informative: bool) -> int:
+    """Return the count for the template of a line that was just examined, from the template's previous count.
 
-    A template whose count reaches -VOLATILE is no longer examined.
+    The count is positive once a line of the template was informative, negative before. At -MAX_EXAMINED_VOLATILE, lines
+    of the template are no longer examined.
     """
     if is_informative:
-        return max(seen, 0) + 1
-    if seen > 0:
-        return seen
-    if seen < 0:
-        return seen - 1
-    return -1 if _VOLATILE.search(line) else BORING - VOLATILE - 1
+        return max(count, 0) + 1
+    if count > 0:
+        return count
+    if count < 0:
+        return count - 1
+    return -1 if _VOLATILE.search(line) else MAX_EXAMINED - MAX_EXAMINED_VOLATILE - 1
 
 
-def _is_skipped(seen: int) -> bool:
-    """Return whether to skip a line whose template was informative `seen` times, or uninformative `-seen` times."""
-    if seen > VERY_OFTEN:
-        return seen % 256 != 0
-    return seen % 16 != 0 if seen > OFTEN else seen <= -VOLATILE
+def _is_skipped(count: int) -> bool:
+    """Return whether to skip a line, based on the count of its template (see `_next_count`)."""
+    if count > VERY_OFTEN:
+        return count % 256 != 0
+    return count % 16 != 0 if count > OFTEN else count <= -MAX_EXAMINED_VOLATILE
 
 
 def _split_messages(line: bytes) -> list[str]:
-    """Split a line into messages: progress bars overwrite each other, or share a line with a message."""
+    """Split a line into messages. A progress bar overwrites its line, and may be followed by a message."""
     if not line.strip():
         return []
     text = _decode(line)
@@ -190,7 +199,7 @@ def _split_messages(line: bytes) -> list[str]:
 
 
 def _split_progress_bar(text: str) -> list[str]:
-    """Split a line into the progress bars at its beginning, if any, and the message that follows."""
+    """Split a line into the progress bars at its start, if there are any, and the message that follows."""
     match = _PROGRESS_BAR.match(text)
     if match is None:
         return [text]
@@ -199,7 +208,7 @@ def _split_progress_bar(text: str) -> list[str]:
 
 
 def _decode(line: bytes) -> str:
-    """Decode a line without terminal codes; the middle of a line longer than MAX_CHARS is left out."""
+    """Return a line as text without terminal codes, and without the middle if it is longer than MAX_CHARS bytes."""
     if len(line) > MAX_CHARS:
         line = line[: MAX_CHARS - 500] + b" ... " + line[-500:]
     text = without_codes(line.decode(errors="replace"))
@@ -209,12 +218,12 @@ def _decode(line: bytes) -> str:
 
 
 def without_codes(text: str) -> str:
-    """Return the text without terminal codes for colors, window title and cursor."""
+    """Return the text without control characters and terminal codes (colors, window title, cursor)."""
     return _ANSI.sub("", text)
 
 
 def _json_message(text: str) -> str:
-    """Return the message in a JSON log line from Docker or Kubernetes; return other lines unchanged."""
+    """Return the time and message of a JSON log line from Docker or Kubernetes; return other lines unchanged."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -227,7 +236,7 @@ def _json_message(text: str) -> str:
 
 
 def _strip_prefixes(text: str, is_labelled: bool) -> tuple[int | None, str]:
-    """Return the rank in the launcher's prefix, and the line without prefixes, times and hosts."""
+    """Return the rank in the launcher's prefix (None = no rank), and the line without prefixes, times and hosts."""
     rank = None
     label = _LABEL.match(text) if is_labelled else None
     if label:
@@ -256,7 +265,7 @@ def _strip_prefixes(text: str, is_labelled: bool) -> tuple[int | None, str]:
 
 
 def time_of(text: str) -> float:
-    """Return the time in a line as Unix time, interpreted as UTC; 0 if there is none."""
+    """Return the time in a line as Unix time in seconds, read as UTC; 0 if the line contains no time."""
     match = _TIME.search(text[:400])
     if not match:
         return 0.0
@@ -268,7 +277,7 @@ def time_of(text: str) -> float:
 
 
 def own_rank(text: str) -> int | None:
-    """Return the rank that a message gives as its own, such as `[Rank 2] Watchdog ...`; None if there is none."""
+    """Return the rank with which a message names its sender, such as `[Rank 2] Watchdog ...`; None if unnamed."""
     match = _OWN_RANK.search(text[:200])
     if match is None:
         return None
@@ -276,7 +285,7 @@ def own_rank(text: str) -> int | None:
 
 
 def rank_of_file(path: Path) -> int | None:
-    """Return the rank in the file name of a log, based on naming schemes of launchers; None if it has several ranks."""
+    """Return the rank in a log's file name, in the naming schemes of launchers; None if the name contains no rank."""
     if re.fullmatch(r"(slurm|job)[-_]?\d+(_\d+)?\.\w+", path.name):
         return None  # the task of a job array is not a rank
     name = f"/{path.as_posix()}"
@@ -287,22 +296,22 @@ def rank_of_file(path: Path) -> int | None:
     return None
 
 
-def _is_labelled(piece: bytes) -> bool:
-    """Return whether srun prefixed each line with the rank (`--label`)."""
-    first = [line for line in piece[: 1 << 16].decode(errors="replace").split("\n")[:200] if line.strip()]
+def _is_labelled(block: bytes) -> bool:
+    """Return whether srun prefixed most lines of a block with their rank (`--label`)."""
+    first = [line for line in block[: 1 << 16].decode(errors="replace").split("\n")[:200] if line.strip()]
     return len(first) > 1 and sum(bool(_LABEL.match(line)) for line in first) > 0.6 * len(first)
 
 
 class _Blocks:
-    """Blocks of a file, split at line ends if possible; `is_damaged` is set if an archive is truncated or corrupt."""
+    """The blocks of a file, split at line ends if possible; iterating sets `is_damaged` if an archive is damaged."""
 
     def __init__(self, path: Path, tail: int) -> None:
         self.path, self.tail, self.is_damaged = path, tail, False
 
     def __iter__(self) -> Iterator[bytes]:
-        file, packed = _open(self.path)
+        file, is_compressed = _open_decompressed(self.path)
         with file:
-            if self.tail and not packed and self.path.stat().st_size > self.tail:
+            if self.tail and not is_compressed and self.path.stat().st_size > self.tail:
                 file.seek(-self.tail, 2)
                 file.readline()
             rest_of_block = b""
@@ -318,13 +327,13 @@ class _Blocks:
                 yield rest_of_block
 
 
-def _read_block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
-    """Read up to `size` bytes; return them, and whether the file is truncated or corrupt after them."""
+def _read_block(file: IO[bytes], size: int = BLOCK_BYTES) -> tuple[bytes, bool]:
+    """Return up to `size` bytes of a file, and whether the file is truncated or corrupt after them."""
     parts: list[bytes] = []
     bytes_left = size
     while bytes_left > 0:
         try:
-            part = file.read(min(bytes_left, UNPACKED))
+            part = file.read(min(bytes_left, READ_BYTES))
         except (EOFError, OSError, zlib.error, lzma.LZMAError):
             return b"".join(parts), True
         if not part:
@@ -335,30 +344,31 @@ def _read_block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
 
 
 def is_text(path: Path) -> bool:
-    """Return whether a file may be a log, that is, whether its decompressed beginning has few control characters.
+    """Return whether a file may be a log: whether its first bytes, decompressed, contain few control characters.
 
-    Zero bytes are ignored: a log that was truncated while open begins with them. Any encoding is accepted.
+    Zero bytes are ignored, because a log that was truncated while open begins with them. Raises OSError if the file
+    cannot be read.
     """
     refuse_special(path)
-    file, _ = _open(path)
+    file, _ = _open_decompressed(path)
     with file:
-        start, is_damaged = _read_block(file, BEGINNING)
+        start, is_damaged = _read_block(file, START_BYTES)
         if not start:
             return True
         content = start.replace(b"\0", b"")
         while start and not content and not is_damaged:
-            start, is_damaged = _read_block(file, PIECE)
+            start, is_damaged = _read_block(file)
             content = start.replace(b"\0", b"")
-    codes = len(content) - len(content.translate(None, _NO_TEXT))
-    return bool(content) and codes <= MAX_CODE_SHARE * len(content)
+    control_count = len(content) - len(content.translate(None, _CONTROL_BYTES))
+    return bool(content) and control_count <= MAX_CONTROL_SHARE * len(content)
 
 
 _COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 """First bytes of a compressed file -> function that opens it."""
 
 
-def _open(path: Path) -> tuple[IO[bytes], bool]:
-    """Open a file, decompressing it if needed; return it, and whether it is compressed."""
+def _open_decompressed(path: Path) -> tuple[IO[bytes], bool]:
+    """Open a file for reading, and return it and whether it is compressed."""
     file = open(path, "rb")  # noqa: SIM115
     start = file.read(6)
     for first, open_compressed in _COMPRESSIONS.items():

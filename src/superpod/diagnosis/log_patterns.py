@@ -1,4 +1,4 @@
-"""Patterns for single log lines: errors, levels, and the ends of Slurm steps and tasks. Standard library only."""
+"""Recognize errors, log levels, and the ends of Slurm steps and tasks in single log lines. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from superpod.diagnosis.log_lines import LogLine
 
 ERROR = re.compile(
     r"^(?:E\s+)?((?:[A-Za-z_][\w]*\.)*(?:[A-Z_]\w*)?(?:Error|Exception|Interrupt|Timeout|Failure|StopIteration|Exit"
-    r"|Cancelled"
-    r"|Fault|Expired|Warning|gaierror))(?::\s*(.*))?$"
+    r"|Cancelled|Fault|Expired|Warning|gaierror))(?::\s*(.*))?$"
 )
 _VALUE_ERRORS = (
     *("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "AssertionError"),
     *("NotImplementedError", "ZeroDivisionError"),
 )
-"""Errors that Python code raises for invalid values: if their messages contain a machine failure, it is only quoted."""
+"""Errors that Python code raises for invalid values: a machine failure in their messages is only quoted."""
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
 GENERIC_ERROR = re.compile(
@@ -26,7 +25,32 @@ GENERIC_ERROR = re.compile(
     r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
     r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
-"""Errors that are consequences of an earlier problem, without naming it."""
+"""Errors that follow from an earlier problem, but do not name it."""
+ERROR_LEVEL = re.compile(
+    r"Error response from|Non-OK-status|\bCheck failed: "
+    r"|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
+    r"(?:[:\]|]|\s[-|]|\s\d|\d{3}|[ ](?=[A-Z\[]))"
+)
+"""A line of level ERROR, as opposed to a line that only mentions an error."""
+REPORTS_FAILURE = re.compile(
+    r"\bfail(?:ed|ure)\b(?! to\b| *[:=]? *0)|\b(?:aborted|core dump|crashed|panicked|error occurred)", re.IGNORECASE
+)
+"""A line that reports a failure; it counts only among the last lines of a log."""
+NAMES_ERROR = re.compile(
+    r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=]? *[\d.])", re.IGNORECASE
+)
+"""A line that mentions an error; it counts only as the last line of a log."""
+MAY_BE_ERROR = re.compile(
+    r"\b(?:traceback|fatal|panic|killed|aborted|crash(?:ed)?|core dumped|segmentation fault|out of memory"
+    r"|terminate called|assertion|invalid pointer|corrupted|not found|no such|cannot|could ?n[o']t|unable to|non-?zero"
+    r"|fail(?:ed|ure)s?(?! *[:=]? *0\b))\b",
+    re.IGNORECASE,
+)
+"""A line that may report an error of any program; if training reports its end after it, the end may be abnormal."""
+NORMAL_AT_END = re.compile(
+    r"\*\*\* (?:STEP|JOB) |: Terminated$|TCPStore|Broken pipe|connection (?:reset|closed)", re.IGNORECASE
+)
+"""Messages that also appear when processes are terminated after a normal end of training."""
 _WARNING = re.compile(
     r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
     r"|\b(?:\w+Warning|warnings?\.warn)\b"
@@ -44,18 +68,18 @@ LOGGER_PREFIX = re.compile(
     r"|(?:CRITICAL|FATAL|ERROR):\s+(?=[A-Z][\w.]*(?:Error|Exception)\b|Traceback)"
     r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+|[\w./-]+\.\w+:\d+\]\s+)+(?=\S)"
 )
-"""Prefix of a logger: time, level, module and line."""
+"""The prefix that a logger adds: time, level, module and line."""
 
 
 class Level(enum.Enum):
-    """Levels below ERROR."""
+    """Log levels below ERROR."""
 
     WARNING = enum.auto()
     INFO = enum.auto()
 
 
 def level_of(text: str) -> Level | None:
-    """Return the level of a line; None for an error, or a line without a level."""
+    """Return the log level of a line; None if it is ERROR or above, or if the line has no level."""
     start = text[:160]
     if _INFORMATION.search(start):
         return Level.INFO
@@ -64,10 +88,11 @@ def level_of(text: str) -> Level | None:
     return None
 
 
-def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
-    """Return `Name: message` if the line is the last line of a traceback; otherwise None.
+def find_error(line: LogLine, ends_traceback: bool = False) -> str | None:
+    """Return the error in a line, like `Name: message` or `Name`; None if the line is not the end of a traceback.
 
-    After the frames of a traceback, any class name counts as an error; elsewhere, only names such as `*Error`.
+    If the line follows the frames of a traceback (`ends_traceback`), any class name counts as an error; otherwise, only
+    a name such as `*Error`.
     """
     text = LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
     match = ERROR.match(text)
@@ -86,14 +111,14 @@ def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
 
 
 def is_quoted(cause: Cause, pattern: Pattern, error: str) -> bool:
-    """Return whether an error about values only quotes a machine failure, not at the beginning of its message."""
+    """Return whether an error about invalid values only quotes the machine failure `cause` that `pattern` matches."""
     name, _, message = error.partition(": ")
     inner_error = ERROR.match(message)
     while inner_error:  # `ValueError: OSError: [Errno 28] ...` re-raises an error
         name, message = inner_error[1], inner_error[2] or ""
         inner_error = ERROR.match(message) if message else None
-    is_of_values = name.rpartition(".")[2] in _VALUE_ERRORS
-    return is_of_values and cause.name in MACHINE_CAUSES and not message.lower().startswith(pattern.phrase)
+    is_value_error = name.rpartition(".")[2] in _VALUE_ERRORS
+    return is_value_error and cause.name in MACHINE_CAUSES and not message.lower().startswith(pattern.phrase)
 
 
 _STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
@@ -102,32 +127,33 @@ _SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6,
 
 
 def step_end(text: str) -> str | None:
-    """Describe why Slurm ended a step, from slurmstepd's line; None for other lines, and for scancel (no reason)."""
+    """Return a sentence on why Slurm ended a step, from a line of slurmstepd.
+
+    Return None for other lines, and after scancel, for which slurmstepd logs no reason.
+    """
     match = _STEP_END.search(text)
-    if match is None:
-        return None
-    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}"
+    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else None
 
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """The end of tasks, as srun reports it: `srun: error: node2: task 3: Killed`."""
+    """The end of one or more tasks on a node, from a line of srun: `srun: error: node2: task 3: Killed`."""
 
     node: str
     tasks: str
-    """`3` or `0-7,9`"""
+    """the ranks, such as `3` or `0-7,9`"""
     how: str
-    """as reported by srun: `Killed`, `Exited with exit code 1`"""
+    """srun's description of the end, such as `Killed` or `Exited with exit code 1`"""
 
     @classmethod
     def parse(cls, text: str) -> TaskEnd | None:
-        """Parse a line from srun; None for other lines."""
+        """Return the end of tasks that a line reports; None if it is not such a line of srun."""
         match = _TASK_END.match(text)
         return cls(match[1], match[2], match[3]) if match else None
 
     @property
     def rank(self) -> int | None:
-        """The rank; None if the line is about several."""
+        """The rank; None if the line reports several."""
         return int(self.tasks) if self.tasks.isdecimal() else None
 
     @property

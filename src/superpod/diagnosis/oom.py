@@ -1,4 +1,4 @@
-"""Parse the sizes in out-of-memory messages from PyTorch. Standard library only."""
+"""Parse PyTorch's out-of-memory messages for the sizes in them. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,38 +19,42 @@ _FIELDS = {
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
 }
 GIB = 2**30
-OWN_BYTES = 4 * GIB
-"""Maximum memory of a process in addition to PyTorch's reserved memory: CUDA context, NCCL, cuBLAS."""
+MAX_UNRESERVED_BYTES = 4 * GIB
+"""Maximum GPU memory of a process besides the memory that PyTorch reserved: CUDA context, NCCL, cuBLAS."""
+TYPICAL_UNRESERVED_BYTES = 1.5 * GIB
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The sizes in a message, in bytes; None if the message does not contain them."""
+    """The sizes in an out-of-memory message, in bytes; None if the message does not contain them."""
 
     gpu: int | None
     tried: float
+    """size of the allocation that failed"""
     total: float | None
+    """memory of the GPU"""
     free: float | None
     allocated: float | None
+    """allocated by PyTorch in this process"""
     unused: float
     """reserved by PyTorch but unallocated"""
     others: float
     """in use by other processes; 0 if unknown"""
     others_are_named: bool = False
-    """whether the message lists the other processes; otherwise `others` is the rest of the total"""
+    """whether the message lists the other processes; otherwise `others` is the remainder of the total"""
     private_pools: float = 0.0
     """allocated in the private pools of CUDA graphs, which other allocations cannot use"""
 
     @property
     def shortage(self) -> float | None:
-        """Missing bytes for the allocation, counting memory that PyTorch could release as free."""
+        """Bytes missing for the allocation; memory that PyTorch could release counts as free. None = unknown."""
         if self.free is None:
             return None
         return max(self.tried - self.free - self.unused, 0.0)
 
     @property
     def cause(self) -> str:
-        """The name of the cause: memory used by other processes, fragmentation, or insufficient memory."""
+        """The name of the cause: gpu_memory_taken, gpu_memory_fragmented or gpu_out_of_memory."""
         if self.total and self.others > 0.3 * self.total:
             return "gpu_memory_taken"
         if self.unused - self.private_pools >= max(self.tried, 0.05 * (self.total or 0.0)):
@@ -80,28 +84,27 @@ def _format_size(size: float) -> str:
 
 def parse(text: str) -> OutOfMemory | None:
     """Parse a message from PyTorch's allocator, of any version; None if it contains no sizes."""
-    sizes = {name: _size(pattern, text) for name, pattern in _FIELDS.items()}
+    sizes = {name: _find_size(pattern, text) for name, pattern in _FIELDS.items()}
     tried_bytes = sizes["tried"]
     if tried_bytes is None:
         return None
     total, free, allocated = sizes["total"], sizes["free"], sizes["allocated"]
-    unused_bytes = sizes["unused"]
-    if unused_bytes is None and sizes["reserved"] is not None and allocated is not None:
-        unused_bytes = sizes["reserved"] - allocated
-    named_processes = _processes(text)
-    other_bytes = _bytes_of_others(total, free, allocated, unused_bytes or 0.0, sizes["process"], named_processes)
+    unused = sizes["unused"] or 0.0
+    if sizes["unused"] is None and sizes["reserved"] is not None and allocated is not None:
+        unused = sizes["reserved"] - allocated
+    listed_processes = _process_sizes(text)
+    others = _bytes_of_others(total, free, allocated, unused, sizes["process"], listed_processes)
     gpu = re.search(r"\bGPU (\d+)", text)
-    private_pools = sizes["private_pools"] or 0.0
     return OutOfMemory(
         int(gpu[1]) if gpu else None,
         tried_bytes,
         total,
         free,
         allocated,
-        unused_bytes or 0.0,
-        other_bytes,
-        others_are_named=bool(other_bytes and named_processes),
-        private_pools=private_pools,
+        unused,
+        others,
+        others_are_named=bool(others and listed_processes),
+        private_pools=sizes["private_pools"] or 0.0,
     )
 
 
@@ -111,41 +114,43 @@ def _bytes_of_others(
     allocated: float | None,
     unused: float,
     this_process: float | None,
-    named_processes: list[float],
+    listed_processes: list[float],
 ) -> float:
-    """Return the bytes that other processes use; 0 unless the sizes are consistent.
+    """Return the GPU memory that other processes use, in bytes; 0 unless the sizes in the message are consistent.
 
-    In containers and virtual machines, the size of a process may be 0 or impossible, and this process may have a
-    different pid: a size counts only if it is at least PyTorch's reserved memory and at most the memory of the GPU.
+    In containers and virtual machines, the size of a process may be 0 or impossible, and this process may be listed
+    under a different pid. This process is the one that uses slightly more memory than PyTorch has reserved.
     """
     if allocated is None:
         return 0.0
     reserved = allocated + unused
     if this_process is None:
-        this_process = next((size for size in named_processes if reserved <= size <= reserved + OWN_BYTES), None)
-        if named_processes and this_process is None:
+        this_process = next(
+            (size for size in listed_processes if reserved <= size <= reserved + MAX_UNRESERVED_BYTES), None
+        )
+        if listed_processes and this_process is None:
             return 0.0
         if this_process is not None:
-            named_processes = [size for size in named_processes if size != this_process]
+            listed_processes = [size for size in listed_processes if size != this_process]
     if this_process is None:
-        this_process = reserved + 1.5 * GIB  # a typical size of CUDA context, cuBLAS and NCCL
+        this_process = reserved + TYPICAL_UNRESERVED_BYTES
     if total is None or not 0.95 * reserved <= this_process <= 1.05 * total:
         return 0.0
-    if named_processes:
-        named_bytes = sum(named_processes)
-        return named_bytes if named_bytes <= total else 0.0
+    if listed_processes:
+        return sum(listed_processes) if sum(listed_processes) <= total else 0.0
     if free is None:
         return 0.0
     return max(total - free - this_process, 0.0)
 
 
-def _processes(text: str) -> list[float]:
-    """Return the sizes in bytes of the processes that a message lists by pid."""
+def _process_sizes(text: str) -> list[float]:
+    """Return the GPU memory of each process that a message lists by pid, in bytes."""
     sizes = re.findall(rf"Process \d+ has {_SIZE} memory in use", text)
     return [float(number) * _UNITS.get(unit.upper(), 1.0) for number, unit in sizes]
 
 
-def _size(pattern: str, text: str) -> float | None:
+def _find_size(pattern: str, text: str) -> float | None:
+    """Return the size in bytes that a pattern of `_FIELDS` finds in a message; None if it finds none."""
     match = re.search(pattern, text)
     if not match:
         return None

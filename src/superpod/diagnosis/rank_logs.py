@@ -1,7 +1,7 @@
-"""Read the logs of an attempt by rank, from one file per node with the rank before each line, or one file per rank.
+"""Read the logs of an attempt by rank. Standard library only.
 
-srun writes `logs/{node}.log` (`--label`). A rank that was not started by srun, or by an earlier version, writes
-`logs/{node}.{rank}.log`. Standard library only.
+srun writes `logs/{node}.log`, with the rank before each line (`--label`). A rank that was started without srun, or by
+an earlier version of this package, writes `logs/{node}.{rank}.log`.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from superpod.common.json_files import TAIL_BYTES, tail_text
 
 _LABEL = re.compile(r" *(\d+): ?(.*)", re.DOTALL)
 _NODE_FACTOR = 8
-"""How many times more bytes are read from the end of a node's file than from the end of a rank's file."""
+"""`tails` reads this many times more bytes of a node's log than of a rank's log."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a log, and the rank that wrote it; None for slurmstepd and srun."""
+    """A line of a log, and the rank that wrote it; None for lines of slurmstepd and srun."""
 
     rank: int | None
     text: str
 
 
 def is_by_node(log: Path) -> bool:
-    """Return whether a log contains the lines of all ranks of a node."""
+    """Return whether a log contains the lines of all ranks of a node, according to its name."""
     return log.stem.isdecimal()
 
 
 def rank_of(log: Path) -> int | None:
-    """Return the rank of a per-rank log; None for the log of a node and for srun.log."""
+    """Return the rank in the name of a per-rank log; None for the log of a node and for srun.log."""
     match = re.fullmatch(r"\d+\.(\d+)", log.stem)
     return int(match[1]) if match else None
 
 
 def node_of(log: Path) -> int | None:
-    """Return the index of the node in the job; None for srun.log."""
+    """Return the index in the job of the node that wrote a log; None for srun.log."""
     match = re.match(r"\d+", log.stem)
     return int(match[0]) if match else None
 
 
 def parse(log: Path, text: str) -> Line:
-    """Split a line of this log into rank and text; lines of slurmstepd have no rank."""
+    """Return a line of the log `log` as rank and text; the rank is None for lines of slurmstepd."""
     if not is_by_node(log):
         return Line(rank_of(log), text)
     match = _LABEL.fullmatch(text)
@@ -53,13 +53,11 @@ def parse(log: Path, text: str) -> Line:
 
 
 def tails(log: Path) -> list[tuple[int | None, str]]:
-    """Return the end of each rank's output in this log, ordered by rank; lines without a rank come last."""
-    by_node = is_by_node(log)
-    text = tail_text(log, TAIL_BYTES * (_NODE_FACTOR if by_node else 1))
-    if not by_node:
-        return [(rank_of(log), text)]
+    """Return (rank, end of its output) for each rank in a log, by rank; output without a rank (None) comes last."""
+    if not is_by_node(log):
+        return [(rank_of(log), tail_text(log))]
     ranks: dict[int | None, list[str]] = {}
-    for line in text.split("\n"):
+    for line in tail_text(log, TAIL_BYTES * _NODE_FACTOR).split("\n"):
         parsed_line = parse(log, line)
         ranks.setdefault(parsed_line.rank, []).append(parsed_line.text)
     ordered = sorted(ranks, key=lambda rank: (rank is None, rank or 0))

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def data_module(
     folder: DataFolder, *, seq_length: int, micro_batch_size: int, global_batch_size: int, num_workers: int = 2
 ) -> run.Config:
-    """Configure NeMo's PreTrainingDataModule for a data folder.
+    """Return the configuration of NeMo's PreTrainingDataModule for a data folder.
 
-    `seq_length` is in tokens, batch sizes are in sequences. Validation needs an integer `limit_val_batches`: NeMo
+    `seq_length` is in tokens, batch sizes are in samples. For validation, `limit_val_batches` must be an integer: NeMo
     rejects fractions for a single blend. Megatron writes its sample indices to `folder.index_cache_path`.
     """
     import nemo_run as run
@@ -42,10 +42,10 @@ def mock_data_module(
     global_batch_size: int = 8,
     num_workers: int = 2,
 ) -> run.Config:
-    """Configure NeMo's MockDataModule, which generates random token ids below `vocab_size`.
+    """Return the configuration of NeMo's MockDataModule, which generates random token ids below `vocab_size`.
 
-    Lengths and batch sizes keep NeMo's defaults. The tokenizer is set, because NeMo would download the tokenizer of
-    GPT-2. NullTokenizer adds an end-of-document id to the vocabulary size that it is given.
+    `seq_length` is in tokens, batch sizes are in samples; their defaults are NeMo's. A tokenizer is set, because NeMo
+    would otherwise download that of GPT-2. NullTokenizer adds an end-of-document token to its `vocab_size`.
     """
     import nemo_run as run
     from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
@@ -62,7 +62,7 @@ def mock_data_module(
 
 
 def tokenizer_config(folder: DataFolder) -> run.Config:
-    """Configure the NeMo tokenizer class that reads the folder's tokenizer."""
+    """Return the configuration of the NeMo tokenizer that reads a data folder's tokenizer."""
     import nemo_run as run
 
     if folder.is_sentencepiece:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
 
@@ -19,25 +19,27 @@ PREFIX = "with="
 
 @dataclass(frozen=True)
 class Option:
-    """A one-line description and the function that changes a recipe."""
+    """A change of a recipe that users select with `with=NAME`."""
 
     about: str
+    """One-line description."""
     change: Callable[[run.Partial], None]
+    """Applies the option to a recipe, or raises UserError."""
     warning: str = ""
     """A drawback that users should know before they choose the option."""
     refusal: Callable[[run.Partial], str] = lambda partial: ""
-    """Return why a recipe does not support the option, or "". `change` may raise UserError for further reasons."""
+    """Returns the reason why a recipe does not support the option; "" if it does."""
     instead: tuple[str, ...] = ()
-    """Options with the same purpose; an error suggests those that the recipe supports."""
+    """Options with the same purpose; the error message suggests those that the recipe supports."""
     otherwise: str = ""
-    """Another suggestion for an error."""
+    """Another suggestion for the error message."""
 
 
 def apply(partial: run.Partial, names: str) -> None:
     """Apply each of the comma-separated options to `partial`, in order.
 
     Raises:
-        UserError: an option is unknown, conflicts with another, or does not work with this recipe.
+        UserError: an option is unknown, conflicts with another, or is not supported by this recipe.
     """
     option_names = [name.strip() for name in names.split(",") if name.strip()]
     for one, other in CONFLICTS:
@@ -54,13 +56,13 @@ def apply(partial: run.Partial, names: str) -> None:
 
 
 def suggest_options(partial: run.Partial, names: Iterable[str], fallback: str) -> str:
-    """Return a hint: the options in `names` that this recipe supports, and `fallback`."""
-    possible_options = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
-    return ", or ".join(filter(None, [*possible_options, fallback]))
+    """Return a hint with the options in `names` that this recipe supports, followed by `fallback`."""
+    supported_options = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
+    return ", or ".join(filter(None, [*supported_options, fallback]))
 
 
 def require_known(text: str) -> None:
-    """Check the option names of a `with=` override; other overrides are ignored.
+    """Check the option names in a `with=` override; other overrides are ignored.
 
     Raises:
         UserError: a name is empty or unknown.
@@ -75,7 +77,7 @@ def require_known(text: str) -> None:
 
 
 def warnings(overrides: Iterable[str]) -> list[str]:
-    """Return the warnings of the options among `overrides`, one line each."""
+    """Return the warnings of the options in the `with=` overrides, one line per option."""
     texts = [text.removeprefix(PREFIX) for text in overrides if text.startswith(PREFIX)]
     names = [name.strip() for text in texts for name in text.split(",")]
     return [f"with={name}: {OPTIONS[name].warning}" for name in names if name in OPTIONS and OPTIONS[name].warning]
@@ -87,7 +89,7 @@ def _list_options() -> str:
 
 def _refuse_adapters(partial: run.Partial) -> str:
     if getattr(partial, "peft", None):
-        return "does not work with adapters: recomputed layers get no gradient through frozen embeddings"
+        return "does not support adapters: recomputed layers get no gradient through frozen embeddings"
     return ""
 
 
@@ -101,7 +103,7 @@ def _offload_optimizer(partial: run.Partial) -> None:
     config = partial.optim.config
     config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
     config.overlap_cpu_optimizer_d2h_h2d = True
-    config.use_precision_aware_optimizer = True  # Megatron creates its hybrid optimizer only with this flag
+    config.use_precision_aware_optimizer = True  # Megatron requires it for its hybrid optimizer
     partial.trainer.strategy.ckpt_optim_fully_reshardable = True  # the default format cannot store the scalar `step`
 
 
@@ -151,18 +153,21 @@ def _make_deterministic(partial: run.Partial) -> None:
     config = partial.model.config
     config.deterministic_mode = True
     config.cross_entropy_loss_fusion = False  # the fused kernel does not sum in a fixed order
-    _disable_userbuffers(partial)  # nor do their reductions
+    _disable_userbuffers(partial)  # their reductions do not sum in a fixed order either
 
 
 def _use_cuda_graphs(partial: run.Partial) -> None:
     config = partial.model.config
     if getattr(config, "num_moe_experts", None):
-        message = "cuda_graphs needs constant tensor shapes, but the shapes of dropless experts change with every step"
+        message = "cuda_graphs requires constant tensor shapes, but those of dropless experts change at every step"
         raise UserError(message, _list_options())
-    if config.recompute_granularity:
-        _refuse_graphs_with("recompute_granularity", config.recompute_granularity, off=None)
-    if config.cpu_offloading:
-        _refuse_graphs_with("cpu_offloading", config.cpu_offloading, off=False)
+    for field, off in (("recompute_granularity", None), ("cpu_offloading", False)):
+        value = getattr(config, field)
+        if value:
+            raise UserError(
+                f"cuda_graphs captures entire layers, which Megatron-Core 0.15.3 does not support with {field}={value}",
+                f"set model.config.{field}={off} before with=cuda_graphs if memory allows, or leave out cuda_graphs",
+            )
     # Set cuda_graph_impl directly. enable_cuda_graph would set it too, but NeMo's strategy (_strategy_lib.py:175) runs
     # Megatron's check twice, and the second check rejects both fields together (megatron-core 0.15.3,
     # transformer_config.py:1373).
@@ -170,14 +175,8 @@ def _use_cuda_graphs(partial: run.Partial) -> None:
     partial.trainer.strategy.use_te_rng_tracker = True  # its random states can be captured in a graph
 
 
-def _refuse_graphs_with(field: str, value: object, off: object) -> NoReturn:
-    raise UserError(
-        f"cuda_graphs captures entire layers, which Megatron-Core 0.15.3 does not support with {field}={value}",
-        f"set model.config.{field}={off} before with=cuda_graphs if memory allows, or leave out cuda_graphs",
-    )
-
-
-def _use_bf16_moments(partial: run.Partial) -> None:
+def use_bf16_moments(partial: run.Partial) -> None:
+    """Let a recipe's optimizer store Adam's moments in BF16."""
     import torch
 
     config = partial.optim.config
@@ -191,16 +190,14 @@ def _replace_deepep(partial: run.Partial) -> None:
 
 
 def remove_deepep(partial: run.Partial) -> bool:
-    """Let NCCL dispatch tokens to experts instead of DeepEP; return whether the recipe used DeepEP."""
-    kept_callbacks = [
-        c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))
-    ]
-    is_removed = len(kept_callbacks) < len(partial.trainer.callbacks)
-    partial.trainer.callbacks = kept_callbacks
+    """Let a recipe dispatch tokens to experts with NCCL instead of DeepEP; return whether it used DeepEP."""
+    callbacks = partial.trainer.callbacks
+    other_callbacks = [c for c in callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
+    partial.trainer.callbacks = other_callbacks
     config = partial.model.config
     if config.moe_token_dispatcher_type == "flex":
         config.moe_token_dispatcher_type, config.moe_enable_deepep = "alltoall", False
-    return is_removed
+    return len(other_callbacks) < len(callbacks)
 
 
 def _enable_straggler_detection(partial: run.Partial) -> None:
@@ -216,7 +213,7 @@ def _enable_straggler_detection(partial: run.Partial) -> None:
             num_gpu_perf_scores_to_print=5,
             gpu_relative_perf_threshold=0.7,
             gpu_individual_perf_threshold=0.7,
-            stop_if_detected=False,  # report a slow GPU, but keep training
+            stop_if_detected=False,  # report a slow GPU, but continue
             enable_ptl_logging=True,
         )
     )
@@ -236,13 +233,14 @@ def _use_fault_tolerance(partial: run.Partial) -> None:
 
 
 def _set_environment_only(partial: run.Partial) -> None:
-    """Leave the configuration unchanged: `facts/environment.py` sets the variables of the ranks."""
+    """Do nothing: `facts/environment.py` sets environment variables of the ranks for the option."""
 
 
 CONFLICTS = (("full_recompute", "offload_activations"),)
-"""Options that exclude each other; Megatron does not support offloading of recomputed activations."""
+"""Options that exclude each other: Megatron does not support offloading of recomputed activations."""
 
 MORE_PARALLELISM = "a larger tp, pp or cp if memory is short"
+"""Suggestion for the error message of an option that saves memory."""
 
 OPTIONS = {
     "full_recompute": Option(
@@ -271,7 +269,7 @@ OPTIONS = {
     ),
     "precision_aware": Option(
         "Adam's moments in BF16: saves 8 bytes per parameter, sharded",
-        _use_bf16_moments,
+        use_bf16_moments,
         refusal=_refuse_unsharded_optimizer,
         instead=("offload_activations",),
         otherwise=MORE_PARALLELISM,

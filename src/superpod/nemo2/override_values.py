@@ -1,7 +1,7 @@
-"""Parse the values of overrides: Python literals, and names and constructors of NeMo's stack. No code is evaluated.
+"""Parse the values of overrides: Python literals, and names and constructors of NeMo's stack. No code is executed.
 
-`parse` reads the text as a syntax tree. Literals, containers and dotted names below `PACKAGES` become values; a call
-becomes a configuration of the class that it names, or a `datetime.timedelta`. Any other text is a string if the field
+`parse` reads a value as a syntax tree. Literals, containers and dotted names in `PACKAGES` become values; a call
+becomes a configuration of the class that it names, or a `datetime.timedelta`. Other text is a string if the field
 accepts strings, and an error otherwise.
 """
 
@@ -29,36 +29,36 @@ PACKAGES = (
     *("torch.nn.functional", "torch.nn.init", "megatron.core", "nemo.collections.llm", "nemo.lightning"),
     *("nemo.utils", "lightning.pytorch", "transformer_engine.pytorch"),
 )
-"""Packages in which dotted names are looked up. In `torch` itself, only data types are allowed."""
+"""Packages in which dotted names are looked up; in `torch` itself, only data types are."""
 SHORT = {"nl": "nemo.lightning", "llm": "nemo.collections.llm", "F": "torch.nn.functional"}
-"""Short names under which NeMo's documentation imports some of these packages."""
+"""Short name in NeMo's documentation -> package."""
 VALUES: dict[str, type] = {"datetime.timedelta": datetime.timedelta, "timedelta": datetime.timedelta}
-"""Constructors that are called; a call of any other class becomes a `run.Config`."""
+"""Name -> constructor that is called; a call of any other class becomes a `run.Config`."""
 CONSTANTS = {"none": None, "null": None, "true": True, "false": False, "inf": math.inf, "nan": math.nan}
 SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 class NotAValue(ValueError):
-    """The text is not a value that the field accepts."""
+    """Raised for a text that is not a value of the field's type."""
 
 
 class _NotLiteral(ValueError):
-    """The text is neither a literal nor a known name or constructor."""
+    """Raised for a text that is neither a literal nor a known name or constructor."""
 
 
 def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
-    """Convert the text of an override to a value of its field.
+    """Return the value that the text of an override specifies.
 
     Args:
         text: the text after the equals sign.
-        types: the types of the field, from `field_types`; several if a subclass narrows the type.
+        types: types of the field, from `field_types`; the first that accepts the text applies.
 
     Raises:
-        NotAValue: the text is not a value of any of these types.
+        NotAValue: no type accepts the text.
     """
     text = text.strip()
     try:
-        value: Any = _value(ast.parse(text, mode="eval").body)
+        value: Any = _evaluate(ast.parse(text, mode="eval").body)
     except (_NotLiteral, SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         value = text
     for annotation in types:
@@ -70,7 +70,10 @@ def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
 
 
 def field_types(target: Any, field: str) -> list[Any]:
-    """Return the types of a class's field or function's parameter: its own annotation, then those of its bases."""
+    """Return the annotated types of a class's field or a function's parameter; [Any] if there are none.
+
+    Annotations of base classes follow that of the class.
+    """
     found: list[Any] = []
     parameter = find_parameter(target, field)
     if parameter is not None:
@@ -87,7 +90,7 @@ def field_types(target: Any, field: str) -> list[Any]:
 
 
 def _init_parameter(base: type, field: str) -> inspect.Parameter | None:
-    """Return a parameter of `base.__init__`, if `base` itself defines that method."""
+    """Return a parameter of `base.__init__`; None if `base` itself defines no `__init__` with this parameter."""
     if "__init__" not in vars(base):
         return None
     try:
@@ -97,7 +100,7 @@ def _init_parameter(base: type, field: str) -> inspect.Parameter | None:
 
 
 def _resolve_annotation(target: Any, field: str, annotation: Any) -> Any:
-    """Evaluate an annotation that is a string; None if it names a type that cannot be found."""
+    """Return the type of an annotation, which may be a string; None if the type cannot be found."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):
@@ -112,22 +115,23 @@ def _resolve_annotation(target: Any, field: str, annotation: Any) -> Any:
 # -- parsing --------------------------------------------------------------------------------------------
 
 
-def _value(node: ast.expr) -> Any:
-    """Evaluate a syntax tree of literals, names and constructors. Raises _NotLiteral for anything else."""
+def _evaluate(node: ast.expr) -> Any:
+    """Return the value of a syntax tree of literals, names and constructors. Raises _NotLiteral for other trees."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        number = _value(node.operand)
+        number = _evaluate(node.operand)
         if isinstance(number, int | float) and not isinstance(number, bool):
             return -number if isinstance(node.op, ast.USub) else number
     if isinstance(node, ast.List):
-        return [_value(item) for item in node.elts]
+        return [_evaluate(item) for item in node.elts]
     if isinstance(node, ast.Tuple):
-        return tuple(_value(item) for item in node.elts)
+        return tuple(_evaluate(item) for item in node.elts)
     if isinstance(node, ast.Set):
-        return {_value(item) for item in node.elts}
+        return {_evaluate(item) for item in node.elts}
     if isinstance(node, ast.Dict) and None not in node.keys:
-        return {_value(typing.cast(ast.expr, k)): _value(v) for k, v in zip(node.keys, node.values, strict=True)}
+        keys = [_evaluate(typing.cast(ast.expr, key)) for key in node.keys]
+        return dict(zip(keys, map(_evaluate, node.values), strict=True))
     if isinstance(node, ast.Name | ast.Attribute):
         return _named_value(_dotted_name(node))
     if isinstance(node, ast.Call):
@@ -136,6 +140,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _dotted_name(node: ast.expr) -> str:
+    """Return the text of a dotted name. Raises _NotLiteral for other trees."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -144,7 +149,7 @@ def _dotted_name(node: ast.expr) -> str:
 
 
 def _named_value(name: str) -> Any:
-    """Return the constant, data type, class or function with this name."""
+    """Return the constant, data type, class or function with a dotted name. Raises _NotLiteral for unknown names."""
     if name.lower() in CONSTANTS:
         return CONSTANTS[name.lower()]
     first, _, rest = name.partition(".")
@@ -156,18 +161,18 @@ def _named_value(name: str) -> Any:
 
 
 def lookup(name: str) -> Any:
-    """Find the function, class or constant with a dotted name in `PACKAGES`. Raises _NotLiteral for other names."""
+    """Return the function, class or constant with a dotted name in `PACKAGES`. Raises _NotLiteral for other names."""
     if not any(name.startswith(f"{package}.") for package in PACKAGES) or "._" in name:
         raise _NotLiteral(name)
     module, _, attribute = name.rpartition(".")
     try:
         owner: Any = importlib.import_module(module)
     except ImportError:  # an attribute of a class
-        module, _, outer = module.rpartition(".")
+        module, _, cls = module.rpartition(".")
         if not any(f"{module}.".startswith(f"{package}.") for package in PACKAGES):
             raise _NotLiteral(name) from None
         try:
-            owner = getattr(importlib.import_module(module), outer, None)
+            owner = getattr(importlib.import_module(module), cls, None)
         except ImportError:
             raise _NotLiteral(name) from None
     field = getattr(owner, attribute, None)
@@ -178,25 +183,25 @@ def lookup(name: str) -> Any:
 
 
 def _construct(call: ast.Call) -> Any:
-    """Evaluate a constructor call with literal arguments: a value for `VALUES`, a `run.Config` for other classes."""
+    """Return the value of a constructor in `VALUES`, or a `run.Config` of another class, for a call with literals."""
     name = _dotted_name(call.func)
     if any(keyword.arg is None for keyword in call.keywords):
         raise _NotLiteral(name)
-    positional = [_value(argument) for argument in call.args]
-    keyword_values = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
+    arguments = [_evaluate(argument) for argument in call.args]
+    keywords = {str(keyword.arg): _evaluate(keyword.value) for keyword in call.keywords}
     if name in VALUES:
-        return VALUES[name](*positional, **keyword_values)
+        return VALUES[name](*arguments, **keywords)
     target = _named_value(name)
     if not isinstance(target, type):
         raise _NotLiteral(f"{name} is not a class")
-    return run.Config(target, *positional, **keyword_values)
+    return run.Config(target, *arguments, **keywords)
 
 
 # -- conversion --------------------------------------------------------------------
 
 
 def _convert(value: Any, text: str, annotation: Any) -> Any:
-    """Convert a value to the type of an annotation. Raises NotAValue."""
+    """Return `value`, parsed from `text`, as a value of the type `annotation`. Raises NotAValue if that fails."""
     origin = get_origin(annotation)
     if annotation in (Any, object) or isinstance(annotation, typing.TypeVar | typing.ForwardRef):
         return value  # an unresolved ForwardRef names a type that is imported for type checkers only
@@ -205,7 +210,8 @@ def _convert(value: Any, text: str, annotation: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_to_union(value, text, get_args(annotation))
     if origin is Literal:
-        return _convert_to_choice(value, text, get_args(annotation))
+        choices = get_args(annotation)
+        return value if value in choices else _require(text, text in choices)
     if origin is collections.abc.Callable or annotation in (typing.Callable, collections.abc.Callable):
         return _require(value, callable(value))
     if annotation in (None, type(None)):
@@ -214,6 +220,7 @@ def _convert(value: Any, text: str, annotation: Any) -> Any:
 
 
 def _convert_to_class(value: Any, text: str, annotation: Any, origin: Any) -> Any:
+    """Convert to str, Path, bool, a number, an enum, a container or another class."""
     if annotation is str:
         if _is_quoted(text):
             return value
@@ -230,7 +237,7 @@ def _convert_to_class(value: Any, text: str, annotation: Any, origin: Any) -> An
 
 
 def _require(value: Any, condition: bool) -> Any:
-    """Return the value. Raises NotAValue unless the condition holds."""
+    """Return `value` if `condition` is true. Raises NotAValue otherwise."""
     if not condition:
         raise NotAValue(repr(value))
     return value
@@ -248,12 +255,6 @@ def _convert_to_number(value: Any, kind: type) -> Any:
     return _require(value, isinstance(value, int))
 
 
-def _convert_to_choice(value: Any, text: str, choices: tuple[Any, ...]) -> Any:
-    if value in choices:
-        return value
-    return _require(text, text in choices)
-
-
 def _convert_to_enum(value: Any, text: str, kind: type[enum.Enum]) -> Any:
     if isinstance(value, kind):
         return value
@@ -262,17 +263,11 @@ def _convert_to_enum(value: Any, text: str, kind: type[enum.Enum]) -> Any:
 
 
 def _convert_to_union(value: Any, text: str, members: tuple[Any, ...]) -> Any:
-    """Convert to the first member of a union that accepts the value: exact types first, then others, then `str`."""
+    """Convert to the first type in a union that accepts the value: its exact type, then other types, then str."""
     if isinstance(value, datetime.timedelta) and any(get_origin(member) is dict for member in members):
         return {"days": value.days, "seconds": value.seconds}  # NeMo's Trainer cannot serialize a timedelta
-    exact_members = [
-        member for member in members if inspect.isclass(member) and type(value) is member and member is not str
-    ]
-    other_members = [member for member in members if member not in exact_members and member is not str]
-    ordered = [*exact_members, *other_members]
-    if str in members:
-        ordered.append(str)  # last, because it accepts any text
-    for member in ordered:
+    # str comes last, because it accepts any text; False sorts before True.
+    for member in sorted(members, key=lambda member: (member is str, type(value) is not member)):
         try:
             return _convert(value, text, member)
         except NotAValue:
@@ -281,10 +276,11 @@ def _convert_to_union(value: Any, text: str, members: tuple[Any, ...]) -> Any:
 
 
 SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable)
+"""Annotated classes for which a list is accepted."""
 
 
 def _convert_to_container(value: Any, annotation: Any, origin: Any) -> Any:
-    """Convert to a list, tuple, set, dictionary or object of a class; items are converted too."""
+    """Convert to a list, tuple, set, dictionary or instance of a class; items are converted, too."""
     kind, items = origin or annotation, get_args(annotation)
     if kind in SEQUENCES and isinstance(value, list | tuple):
         return _convert_items(value, items)
@@ -305,7 +301,7 @@ def _convert_to_container(value: Any, annotation: Any, origin: Any) -> Any:
 
 
 def _convert_to_tuple(values: collections.abc.Sequence[Any], types: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert to a tuple of given types, of one type (`tuple[int, ...]`), or of unknown types."""
+    """Convert to a tuple with the types of a tuple annotation, such as `tuple[int, str]` or `tuple[int, ...]`."""
     if not types or (len(types) == 2 and types[1] is Ellipsis):
         return tuple(_convert_items(values, types))
     if len(types) != len(values):
@@ -314,7 +310,5 @@ def _convert_to_tuple(values: collections.abc.Sequence[Any], types: tuple[Any, .
 
 
 def _convert_items(values: collections.abc.Iterable[Any], types: tuple[Any, ...]) -> list[Any]:
-    """Convert each item to the first type in `types` that accepts it; without types, return the items unchanged."""
-    if not types:
-        return list(values)
-    return [_convert(item, str(item), types[0]) for item in values]
+    """Convert each item to the type `types[0]`; if `types` is empty, return the items unchanged."""
+    return [_convert(item, str(item), types[0]) for item in values] if types else list(values)

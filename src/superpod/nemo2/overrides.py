@@ -1,4 +1,4 @@
-"""Apply overrides such as `trainer.max_steps=10`: the paths and operators of NeMo-Run, with spelling checks."""
+"""Apply overrides such as `trainer.max_steps=10`, with NeMo-Run's paths and operators, and check their spelling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import fiddle as fdl
 import nemo_run as run
 from fiddle._src import history
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, counted, did_you_mean
 from superpod.nemo2 import options, override_values, shorthands
 from superpod.nemo2.signatures import find_parameter, parameters
 from superpod.nemo2.validation import values
 from superpod.nemo2.validation.reading import Reader
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""Sequence length of the data and of the model."""
+"""Fields with the sequence length of the data and of the model."""
 
 _PATTERN = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,11 +30,11 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "|": operator.or_,
     "&": operator.and_,
 }
-"""NeMo-Run's operators before the equals sign, which change the current value of the field."""
+"""Operator before the equals sign, as in NeMo-Run -> function of the field's current value and the given value."""
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
-    """Apply each `path=value` (or another of NeMo-Run's operators, such as `*=`) and each `with=OPTION`, in order.
+    """Apply each `path=value`, each override with another operator such as `*=`, and each `with=OPTION`, in order.
 
     Raises:
         UserError: an override is malformed, names an unknown field, or has a value of the wrong type.
@@ -43,33 +43,32 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
     location = history.Location(filename="command line", line_number=0, function_name=None)
     with history.custom_location(lambda: location):
         for text in overrides:
-            _apply_one(partial, text)
+            _apply_override(partial, text)
 
 
-def _apply_one(partial: run.Partial, text: str) -> None:
+def _apply_override(partial: run.Partial, text: str) -> None:
     if text.startswith(options.PREFIX):
         options.apply(partial, text.removeprefix(options.PREFIX))
         return
     match = _PATTERN.fullmatch(text)
     if match is None:
-        raise UserError(f"{text!r} is not an override", "write path=value, for example trainer.max_steps=10")
-    _check_path(partial, match["path"])
+        raise UserError(f"{text!r} is not an override", "write PATH=VALUE, for example trainer.max_steps=10")
+    node, field = _locate(partial, match["path"])
     shorthand = shorthands.find(text)
     if shorthand:
         shorthand(partial, match["value"])
     else:
-        _set(partial, match["path"], match["operator"], match["value"])
+        _set_field(node, field, match["path"], match["operator"], match["value"])
 
 
-def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
-    """Set the field at `path`, or modify its value with `operation`.
+def _set_field(node: Any, field: str, path: str, operation: str, text: str) -> None:
+    """Set a field of `node` to the value of `text`, or combine both with an operator in `OPERATIONS`.
 
     Raises:
-        UserError: the field does not accept the value.
+        UserError: the field does not accept the value; the message contains its `path`.
     """
-    node, field = _locate(partial, path)
     if "[" in field:
-        message = f"override {path}: items of a list cannot be replaced"
+        message = f"override {path}: an item of a list cannot be replaced"
         raise UserError(message, f"set a field of the item: {path}.FIELD=VALUE")
     if isinstance(node, dict):
         node[field] = override_values.parse(text, [Any])
@@ -78,7 +77,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
     try:
         value = override_values.parse(text, [Any] if operation else types)
         if operation:
-            value = OPERATIONS[operation](_value(node, field), value)
+            value = OPERATIONS[operation](_get_value(node, field), value)
     except (override_values.NotAValue, TypeError, ValueError, ArithmeticError):
         expected = types[0].__name__ if isinstance(types[0], type) else str(types[0]).replace("typing.", "")
         raise UserError(
@@ -90,7 +89,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
 
 
 def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
-    """Return the override with an integer instead of text such as `1e3`; "" if that is not valid."""
+    """Return the override with an integer for a float such as `1e3`; "" if the field does not accept the integer."""
     number = values.literal(text.strip())
     if not isinstance(number, float) or not number.is_integer():
         return ""
@@ -101,38 +100,42 @@ def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
 
 
 def align_lengths(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """If overrides set the sequence length of only the data or only the model, set both to the same length."""
+    """If overrides set the sequence length of the data or the model only, set both to this length."""
     reader = Reader(partial, tuple(overrides))
     changed = [path for path in LENGTHS if reader.is_overridden(path) and isinstance(reader[path], int)]
     if len(changed) == 1:
         partial.data.seq_length = partial.model.config.seq_length = reader[changed[0]]
 
 
-def _check_path(partial: run.Partial, path: str) -> None:
-    """Reject a path with an unknown field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
+def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
+    """Return the configuration or dictionary that contains the last field of `path`, and the name of that field.
+
+    Raises:
+        UserError: a field is unknown. NeMo's strategy would accept a misspelling as `**kwargs`.
+    """
     node: Any = partial
+    parent, part = node, path
     seen: list[str] = []
     for part in path.split("."):
-        name, *indices = _name_and_indices(part)
+        parent = node
+        name, *indices = re.split(r"[\[\]]+", part.rstrip("]"))  # callbacks[0] -> callbacks, 0
         if isinstance(node, fdl.Buildable):
             names = parameters(fdl.get_callable(node))
             if name not in names:
-                parent = ".".join(seen) or "the recipe"
-                hint = did_you_mean(name, names)
-                hint = (
-                    hint or f"`recipes show` lists the fields that are set; {parent} has {len(names)} fields in total"
-                )
-                raise UserError(f"override {path}: {parent} has no field {name!r}", hint)
+                owner = ".".join(seen) or "the recipe"
+                hint = f"`recipes show` lists the fields that are set; {owner} has {len(names)} fields in total"
+                raise UserError(f"override {path}: {owner} has no field {name!r}", did_you_mean(name, names) or hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
-        node = node.get(name) if isinstance(node, dict) else _value(node, name)
+        node = node.get(name) if isinstance(node, dict) else _get_value(node, name)
         for index in indices:
-            node = _item(node, index, path)
+            node = _get_item(node, index, path)
         seen.append(part)
+    return parent, part
 
 
-def _value(node: Any, name: str) -> Any:
-    """Return the value of a field, or its default; fiddle raises ValueError for a default made by a factory."""
+def _get_value(node: Any, name: str) -> Any:
+    """Return the value of a field, or its default. For a default factory, fiddle would raise ValueError."""
     try:
         return getattr(node, name, None)
     except ValueError:
@@ -140,46 +143,34 @@ def _value(node: Any, name: str) -> Any:
 
 
 def _unset_none(node: Any, field: str) -> None:
-    """Set None for `trainer.plugins.fp8=None`, which parses as a string because NeMo annotates `fp8: str = None`."""
+    """Replace the string "None" by None in a field such as NeMo's `fp8: str = None`, whose annotation lacks None."""
     parameter = find_parameter(fdl.get_callable(node), field)
-    if _value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
+    if _get_value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
 
 
-def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
-    """Return the node that holds the last field of `path`, and the name of that field."""
-    *parents, field = path.split(".")
-    node: Any = partial
-    for part in parents:
-        name, *indices = _name_and_indices(part)
-        node = node[name] if isinstance(node, dict) else _value(node, name)
-        for index in indices:
-            node = node[int(index)]
-    return node, field
-
-
-def _name_and_indices(part: str) -> list[str]:
-    """Split `callbacks[0]` into ["callbacks", "0"]."""
-    return re.split(r"[\[\]]+", part.rstrip("]"))
-
-
-def _item(node: Any, index: str, path: str) -> Any:
+def _get_item(node: Any, index: str, path: str) -> Any:
+    """Return an item of a list; raise UserError if it does not exist. `path` is the override's, for the message."""
     try:
         return node[int(index)]
     except (TypeError, ValueError, IndexError):
         size = len(node) if isinstance(node, list | tuple) else 0
-        raise UserError(
-            f"override {path}: there is no item [{index}]", f"the list has {size} items; the first is [0]"
-        ) from None
+        hint = f"the list has {counted(size, 'item')}; the first is [0]"
+        raise UserError(f"override {path}: there is no item [{index}]", hint) from None
 
 
 def require_known_names(partial: run.Partial, where: str) -> None:
-    """Reject arguments that a class accepts only as `**kwargs`, and that no base class has.
+    """Check that no configuration has a misspelled argument, which its class would accept as `**kwargs`.
 
-    Classes other than strategies may pass on such arguments; there, only names similar to a known one are rejected.
+    All unknown arguments of strategies are rejected. Other classes may pass them on, so only an argument with a name
+    similar to a known one is rejected.
+
+    Args:
+        partial: the recipe.
+        where: name of the recipe or file, for messages.
 
     Raises:
-        UserError: an argument is unknown; the hint contains the closest names.
+        UserError: an argument is unknown; the hint contains the most similar names.
     """
     import difflib
 
@@ -196,6 +187,5 @@ def require_known_names(partial: run.Partial, where: str) -> None:
             names += parameters(DistributedDataParallel)
         for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in names]:
             if is_strategy or difflib.get_close_matches(name, names, n=1, cutoff=0.85):
-                hint = did_you_mean(name, names)
-                hint = hint or f"see the {len(names)} arguments of NeMo's {target.__name__}"
+                hint = did_you_mean(name, names) or f"see the {len(names)} arguments of NeMo's {target.__name__}"
                 raise UserError(f"{where}: {target.__name__} has no argument {name!r}", hint)

@@ -1,4 +1,4 @@
-"""Overrides whose value is a shorthand for a configuration: `log.wandb=PROJECT` and `resume.restore_config=CHECKPOINT`.
+"""Overrides with a shorthand for a configuration: `log.wandb=PROJECT` and `resume.restore_config=CHECKPOINT`.
 
 The options `--wandb` and `--from` add these overrides, so that they apply to every command and every later attempt.
 Imports NeMo-Run.
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 WANDB, START = "log.wandb", "resume.restore_config"
+"""Paths of the overrides with a shorthand."""
 
 
 def add_wandb(partial: run.Partial, project: str) -> None:
-    """Log to Weights & Biases in `project`, with the logger of the recipe or a new one.
+    """Set the Weights & Biases project of a recipe's logger, and add a logger if the recipe has none.
 
     The run id comes from the run folder (wandb_id.py), the log folder from the attempt (`NeMoLogger`). wandb reads its
     API key from the environment of the ranks.
@@ -31,7 +32,7 @@ def add_wandb(partial: run.Partial, project: str) -> None:
 
 
 def start_from(partial: run.Partial, checkpoint: str) -> None:
-    """Start from a NeMo checkpoint's weights, saved in any layout; its optimizer state is not loaded."""
+    """Let a recipe start from the weights of a NeMo checkpoint, in any layout; the optimizer state is not loaded."""
     import nemo_run as run
     from nemo import lightning as nl
 
@@ -43,10 +44,11 @@ def start_from(partial: run.Partial, checkpoint: str) -> None:
 
 
 SHORTHANDS: dict[str, Callable[[run.Partial, str], None]] = {WANDB: add_wandb, START: start_from}
+"""Path -> function that applies the shorthand to a recipe."""
 
 
 def find(override: str) -> Callable[[run.Partial, str], None] | None:
-    """Find the function for a shorthand; None for other overrides, and for values such as None or `run.Config(...)`."""
+    """Return the function in `SHORTHANDS` that applies an override; None if its value is not a shorthand."""
     path, _, value = override.partition("=")
     is_plain = re.fullmatch(r"(?!(None|null)$)[^\s(){}=][^(){}]*", value)
     return SHORTHANDS.get(path) if is_plain else None

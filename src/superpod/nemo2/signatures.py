@@ -1,4 +1,4 @@
-"""Find the parameters of functions and classes, including those that bases accept for `**kwargs`."""
+"""Find the parameters of functions and classes, including those that base classes accept through `**kwargs`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def find_parameter(target: Any, name: str) -> inspect.Parameter | None:
-    """Find a parameter of a function, or of the `__init__` of a class or its nearest base that has the parameter.
+    """Return the parameter `name` of a function, or of a class: of the first `__init__` among its bases that has it.
 
-    `inspect.signature` of the class itself may return `(*args, **kwargs)` of a base's `__new__`, such as that of NeMo's
-    IOMixin. Before Python 3.11.5 (python/cpython#105080), it always does; Debian 12 has 3.11.2.
+    Return None if there is no such parameter. `inspect.signature` of a class may return `(*args, **kwargs)` of a base's
+    `__new__`, such as that of NeMo's IOMixin; before Python 3.11.5 (python/cpython#105080), it always does.
     """
     for function in _functions(target):
         parameter = inspect.signature(inspect.unwrap(function)).parameters.get(name)
@@ -20,14 +20,14 @@ def find_parameter(target: Any, name: str) -> inspect.Parameter | None:
 
 
 def _functions(target: Any) -> list[Any]:
-    """Return the `__init__` of a class and of its bases in order, or the function itself."""
+    """Return [target] for a function; for a class, `__init__` of the class and its bases in resolution order."""
     if isinstance(target, type):
         return [base.__init__ for base in inspect.getmro(target)]
     return [target]
 
 
 def parameters(target: Any) -> list[str]:
-    """Return the parameter names of `target`, including those of bases to which it passes `**kwargs`."""
+    """Return the parameter names of a function or class, including those of bases that receive its `**kwargs`."""
     names: list[str] = []
     for function in _functions(target):
         signature = inspect.signature(inspect.unwrap(function)).parameters.values()

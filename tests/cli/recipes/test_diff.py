@@ -55,4 +55,4 @@ def test_diff_prints_a_table_by_part_and_json(preloaded_cli):
 def test_diff_refuses_an_unknown_name(preloaded_cli):
     done = preloaded_cli("diff", "tiny_llama3", "nemo:llama3_9b")
     assert done.returncode == 2
-    assert "NeMo has no recipe called 'llama3_9b'" in " ".join(done.stderr.split())
+    assert "NeMo has no recipe module 'llama3_9b'" in " ".join(done.stderr.split())

@@ -112,7 +112,7 @@ def test_a_possible_error_after_the_end_of_a_training_is_shown(why, tmp_path):
     log.write_text("step 1 loss 3.1\nTraining complete\nerror: no card was written\nbye\n")
     code, out, _ = why(log)
     assert code == 0
-    assert "no failure found  its last step is 1; the end of the training is in the log" in out
+    assert "no failure found  its last step is 1; the log reports the end of training" in out
     assert f"this line may report an error:\n         {log}:3: error: no card was written" in out
 
 

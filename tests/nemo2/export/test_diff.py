@@ -56,7 +56,7 @@ def test_most_differences_have_a_meaning():
 @pytest.mark.parametrize(
     ("name", "says", "hint"),
     [
-        ("nemo:llama3_9b", "NeMo has no recipe called 'llama3_9b'", "llama3_8b"),
+        ("nemo:llama3_9b", "NeMo has no recipe module 'llama3_9b'", "llama3_8b"),
         ("nemo:llama3_8b.train_recipe", "has no function train_recipe", "pretrain_recipe"),
         ("nemo:llama33_nemotron_super_49b", "NeMo's recipe function raised an error", ""),
         ("nemo:llama3_8b.run_cli", "has no function run_cli", "finetune_recipe"),

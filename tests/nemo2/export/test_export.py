@@ -154,5 +154,5 @@ def test_refuses_values_without_source():
     function, ours, thing, twice = answers()["refused"]
     assert "<lambda>, which a standalone file" in function
     assert "superpod.errors.UserError, which a standalone file cannot import" in ours
-    assert thing == "value is a object, which cannot be written as source"
+    assert thing == "value has type object, which Python source cannot express"
     assert "shared differently" in twice

@@ -88,7 +88,7 @@ def test_a_loss_that_is_no_number_is_the_next_move(tmp_path):
     log.write_text("".join(line.format(n, "NAN" if n > 12 else f"{9 / n:.6E}") for n in range(1, 20)))
     record = external_runs.read_run(log)
     assert [step.step for step in record.steps if step.loss is None] == [*range(13, 20)]
-    assert report_figures.compute_figures(record).next.startswith("the loss is nan since step 13")
+    assert report_figures.compute_figures(record).next.startswith("the loss has been nan since step 13")
 
 
 def test_skipped_iterations_have_no_loss(tmp_path):

@@ -172,7 +172,7 @@ def test_steps_that_become_slower_are_an_alarm():
     assert drift.alarm(lines(9, *[1.0] * 30)) == ""
     assert drift.alarm(lines(9, *[1.0] * 8, *[1.2] * 10)) == ""
     alarm = drift.alarm(lines(9, *[1.0] * 12, *[4.0] * 12))
-    assert alarm == "steps take 4 s, 300% more than the 1 s of the first ones, since about step 14 (attempt 001)"
+    assert alarm == "a step takes 4 s, 300% more than at the start (1 s), since about step 14 (attempt 001)"
 
 
 def test_one_slow_step_and_a_new_attempt_are_no_alarm():

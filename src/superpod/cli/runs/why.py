@@ -105,7 +105,7 @@ def _ranks(finding: Finding) -> str:
 
 def _print_evidence(evidence: Evidence, with_frame: bool = False) -> None:
     rank = f" rank {evidence.rank}" if evidence.rank is not None else ""
-    _print_line(f"         {evidence.place}{rank}: {evidence.text}")
+    _print_line(f"         {evidence.location}{rank}: {evidence.text}")
     if with_frame and evidence.frame:
         _print_line(f"         raised in {evidence.frame}")
 

@@ -1,4 +1,4 @@
-"""The known causes of failures, with one file per subject. Standard library only, Python 3.9.
+"""The known causes of failures, in one file per subject. Standard library only, Python 3.9.
 
 The patterns match messages from the sources of the libraries (PyTorch, NCCL, Megatron-Core, NeMo, Lightning, Slurm,
 pyxis, the kernel, the driver) and from public issue threads, which are cited in tests/diagnosis/why_corpus.
@@ -59,5 +59,5 @@ MACHINE_CAUSES = {
     for cause in ALL
     if cause.depth != PROGRAM or any(cause in table.CAUSES for table in (memory, network, disks))
 }
-"""Names of causes that are reported by an allocator, the operating system, NCCL or Slurm."""
+"""Names of causes that an allocator, the operating system, NCCL or Slurm reports."""
 CAUSES_BY_NAME = {cause.name: cause for cause in ALL}

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 CAUSES = (
     Cause(
         "checkpoint_damaged",
         PROGRAM,
         "a checkpoint is incomplete or corrupt: its save was interrupted, or files were lost later",
-        "`recipes ckpt verify RUN` lists the files; a resumed run uses the newest intact checkpoint automatically",
+        "`recipes ckpt verify RUN` lists the damaged files; a resumed run uses the newest intact checkpoint",
         (
-            Pattern("pytorchstreamreader failed"),
-            Pattern("failed finding central directory", sure=LIKELY),
-            Pattern("invalid header or archive is corrupted"),
+            *phrases("pytorchstreamreader failed", "invalid header or archive is corrupted", "incompletemetadata"),
+            *phrases("pickle data was truncated", "is not a distributed checkpoint", "shardedobject are missing"),
+            *phrases("storage has wrong byte size"),
+            *phrases("failed finding central directory", "ran out of input", "not a zip file", sure=LIKELY),
+            *phrases("missing shard", "unable to load weights from", sure=LIKELY),
             Pattern("safetensorerror", r"(incomplete|header|invalid|too (large|small)|metadata)"),
-            Pattern("incompletemetadata"),
-            Pattern("ran out of input", sure=LIKELY),
             Pattern("eoferror", r"(unpickler|serialization|pickle)\.py", LIKELY),
             Pattern("unexpected end of", r"(file|data|archive|stream)|EOF", LIKELY),
             Pattern("unpicklingerror", r"(?!.*[Ww]eights.only)", LIKELY),
-            Pattern("pickle data was truncated"),
-            Pattern("is not a distributed checkpoint"),
-            Pattern("not a zip file", sure=LIKELY),
             Pattern(
                 "checkpoint",
                 r"(checkpoint|metadata|shard)\b.*\b(is |are )?(corrupt(ed)?|damaged|incomplete|truncated|not whole"
@@ -33,15 +30,11 @@ CAUSES = (
             Pattern(".distcp", r"No such file|not found|Errno 2"),
             Pattern(".metadata", r"No such file|not found|Errno 2|EOF"),
             Pattern("metadata.json", r"(No such file|not found|Errno 2)", LIKELY),
-            Pattern("shardedobject are missing"),
-            Pattern("missing shard", sure=LIKELY),
             Pattern(
                 "checksum",
                 r"(mismatch|fail|does not match).*(checkpoint|file|shard)|(checkpoint|file|shard).*checksum",
                 LIKELY,
             ),
-            Pattern("storage has wrong byte size"),
-            Pattern("unable to load weights from", sure=LIKELY),
             Pattern("cannot find", r"cannot find \S+\.(bin|safetensors|pt|distcp)\b", LIKELY),
             Pattern("unexpected eof", r"expected \d+ more bytes|corrupt"),
         ),
@@ -50,14 +43,14 @@ CAUSES = (
     Cause(
         "checkpoint_other_layout",
         PROGRAM,
-        "the checkpoint was saved with a different TP, PP, EP or DP from this run, in a format that cannot be "
-        "resharded",
-        "resume with the layout of the checkpoint (`recipes ckpt list RUN`); to change TP or PP between "
-        "attempts, save with trainer.strategy.ckpt_optim_fully_reshardable=True",
+        "the checkpoint was saved with a different TP, PP, EP or DP, in a format that cannot be resharded",
+        "resume with the layout of the checkpoint (`recipes ckpt list RUN`); to change TP or PP between attempts, save "
+        "with trainer.strategy.ckpt_optim_fully_reshardable=True",
         (
             # Optimizer states of experts are stored in a shape that depends on TP and EP.
             Pattern("global shape mismatch", r"\bkey optimizer\.", LIKELY),
-            Pattern("from model not in state dict", sure=LIKELY),
+            *phrases("from model not in state dict", "invalid access pattern", sure=LIKELY),
+            *phrases("flattened ranges dont cover", sure=LIKELY),
             Pattern("optimizer.", r"(KeyError|not in|Missing key).*optimizer\.(distributed|state)", LIKELY),
             Pattern(
                 "parallel_size", r"(value )?(from|of|in) (the )?checkpoint.*(is )?(not equal|!=|differ|does not match)"
@@ -75,13 +68,10 @@ CAUSES = (
             ),
             Pattern("checkpoint", r"checkpoint for \w+ ?= ?\d+ but", LIKELY),
             Pattern("(tp, pp)", r"mismatch"),
-            Pattern("of another tp or pp"),
-            Pattern("cannot be loaded under"),
+            *phrases("of another tp or pp", "cannot be loaded under"),
             Pattern("zero checkpoint", r"world.?size|dp", sure=LIKELY),
             Pattern("dp world size", r"automatic adjustment of ZeRO|cannot|not support", sure=LIKELY),
             Pattern("mp_rank_", r"(No such file|not found|Errno 2)", sure=LIKELY),
-            Pattern("invalid access pattern", sure=LIKELY),
-            Pattern("flattened ranges dont cover", sure=LIKELY),
             Pattern("expected_shape", r"does not match|mismatch", LIKELY),
         ),
     ),
@@ -92,19 +82,16 @@ CAUSES = (
         "compare `recipes ckpt list RUN` and `recipes show NAME`; fine-tuning must start from a model of the "
         "same size, and an adapter must be loaded with its base model",
         (
-            Pattern("size mismatch for", sure=LIKELY),
+            *phrases("size mismatch for", "error(s) in loading state_dict", sure=LIKELY),
+            *phrases("doesn't match the size of optimizer's group", sure=LIKELY),
             # The global shape of a weight does not depend on the layout, except for padding to a multiple of TP.
             Pattern("global shape mismatch", r"mismatch(?!.*\bkey optimizer\.)", LIKELY),
-            Pattern("error(s) in loading state_dict", sure=LIKELY),
-            Pattern("missing key in checkpoint state_dict"),
+            *phrases("missing key in checkpoint state_dict", "size mismatch between saved"),
             Pattern("not found in checkpoint", r"\bkeys?\b|parameter|tensor", LIKELY),
             Pattern("keyerror", sure=LIKELY, frame=r"(dist_checkpointing|distributed/checkpoint)/"),
             Pattern("checkpoint", r"value from checkpoint \(.*\) is not equal to the input argument value"),
             Pattern("argument value", r"value from checkpoint"),
-            Pattern("unexpected key", r"(checkpoint|state.?dict)", LIKELY),
-            Pattern("missing key", r"(checkpoint|state.?dict)", LIKELY),
-            Pattern("size mismatch between saved"),
-            Pattern("doesn't match the size of optimizer's group", sure=LIKELY),
+            *phrases("unexpected key", "missing key", pattern=r"(checkpoint|state.?dict)", sure=LIKELY),
             Pattern("you are trying to load a checkpoint", r"(type|model)", LIKELY),
             Pattern("model type", r"checkpoint.*(type|architecture).*(not (match|supported|recognize)|differ)", LIKELY),
         ),
@@ -136,11 +123,10 @@ CAUSES = (
             Pattern("latest_checkpointed_iteration.txt", r"(could not|cannot|unable|No such|not found|missing)"),
             Pattern("exiting because", r"exit-on-missing-checkpoint|missing checkpoint", LIKELY),
             Pattern("must be an existing", r"checkpoint", LIKELY),
-            Pattern("should have a `model_type` key", sure=LIKELY),
+            *phrases("should have a `model_type` key", "hfvalidationerror", sure=LIKELY),
             Pattern("no file named", r"(pytorch_model|model\.safetensors|\.bin)"),
             Pattern("not found", r"checkpoint \S+ (was )?not found|restore\S* path .* not found"),
             Pattern("does not appear to have a file named"),
-            Pattern("hfvalidationerror", sure=LIKELY),
             Pattern("not a valid", r"not a valid (\w+ )?checkpoint"),
             Pattern("no such file", r"No such file.*\b(checkpoints?|ckpts?)\b", LIKELY),
             Pattern("model.safetensors.index.json", r"No such file|not found"),
@@ -151,12 +137,11 @@ CAUSES = (
         "checkpoint_unsafe",
         PROGRAM,
         "torch.load accepts only weights, but the file contains other objects",
-        "if you trust the file, load it with torch.load(..., weights_only=False), or allow its classes "
-        "(torch.serialization.add_safe_globals); newer versions of the library that wrote it may do so",
+        "if you trust the file, load it with torch.load(..., weights_only=False), or allow its classes with "
+        "torch.serialization.add_safe_globals, as newer versions of the library that wrote it may do",
         (
-            Pattern("weights only load failed"),
+            *phrases("weights only load failed", "weightsunpickler error"),
             Pattern("weights_only", r"(Unsupported global|WeightsUnpickler|add_safe_globals|`weights_only`)"),
-            Pattern("weightsunpickler error"),
             Pattern("types accepted by default with weights_only", sure=LIKELY, any_level=True),
             Pattern("weights_only", r"default value of the `?weights_only|re-running `?torch\.load`? with", LIKELY),
             Pattern("unpicklingerror", sure=LIKELY, frame=r"_weights_only_unpickler"),
@@ -166,8 +151,8 @@ CAUSES = (
         "checkpoint_save",
         PROGRAM,
         "a checkpoint could not be saved",
-        "the reason is printed near this message: check disk, quota and host memory first; with "
-        "log.ckpt.async_save=False, the error is raised where it occurs",
+        "read the lines near this message; check disk, quota and host memory first; "
+        "with trainer.strategy.ckpt_async_save=False, the error is raised where it occurs",
         (
             Pattern("worker failure", r"(write|writing|checkpoint|proc)", LIKELY),
             Pattern("local process", r"encountered an error", LIKELY),
@@ -177,12 +162,10 @@ CAUSES = (
                 LIKELY,
             ),
             Pattern("async", r"(asynchronous|async)\w* (checkpoint|save).*(fail|error|died|exit)", LIKELY),
-            Pattern("pytorchstreamwriter failed", sure=LIKELY),
+            *phrases("pytorchstreamwriter failed", "open file failed because of", "iostream error", sure=LIKELY),
             Pattern("parent directory", r"Parent directory .* does not exist", LIKELY),
-            Pattern("open file failed because of", sure=LIKELY),
             Pattern("cannot be opened", r"File .* cannot be opened", LIKELY),
             Pattern("inline_container.cc", r"(unexpected pos|write)", LIKELY),
-            Pattern("iostream error", sure=LIKELY),
             Pattern("error while serializing"),
             Pattern("asynccallsqueue", r"error|fail", LIKELY),
         ),
@@ -201,13 +184,12 @@ CAUSES = (
         "vocabulary_mismatch",
         PROGRAM,
         "the vocabulary of the data, tokenizer or checkpoint does not match the embedding of the model",
-        "prepare the data again with the tokenizer of the model (dataset.json names the one that was used), or build "
-        "the model with that vocabulary",
+        "prepare the data again with the tokenizer of the model (dataset.json names the tokenizer of the data), or "
+        "build the model with the vocabulary of the data",
         (
-            Pattern("index out of range in self", sure=LIKELY),
-            Pattern("srcindex < srcselectdimsize", sure=LIKELY),
+            *phrases("index out of range in self", "srcindex < srcselectdimsize", sure=LIKELY),
             Pattern("index out of bounds", r"(Indexing|ScatterGather|vectorized_gather)", LIKELY),
-            Pattern("t >= 0 && t < n_classes"),
+            *phrases("t >= 0 && t < n_classes", "cur_target >= 0 && cur_target < n_classes"),
             Pattern(
                 "vocab",
                 r"vocab\w*([ _-]?size)?\b.*(mismatch|not equal|does not match|differs?|smaller than|larger than"
@@ -228,7 +210,6 @@ CAUSES = (
                 LIKELY,
             ),
             Pattern("padded_vocab_size", r"(not equal|mismatch|differ|checkpoint)"),
-            Pattern("cur_target >= 0 && cur_target < n_classes"),
             Pattern("target", r"Target -?\d+ is out of bounds"),
         ),
         message_topics=r"\bvocab\w*",
@@ -238,12 +219,11 @@ CAUSES = (
         PROGRAM,
         "the tokenizer cannot be loaded",
         "specify a folder or file that every node can access, and install the library that the tokenizer needs "
-        "(sentencepiece, tiktoken, protobuf); if the nodes have no internet access, HF_HOME must contain a "
-        "tokenizer that is specified by its Hub name",
+        "(sentencepiece, tiktoken, protobuf); without internet access, a tokenizer of the Hub must be in HF_HOME",
         (
-            Pattern("can't load tokenizer for"),
-            Pattern("couldn't instantiate the backend tokenizer"),
-            Pattern("unable to load vocabulary"),
+            *phrases("can't load tokenizer for", "couldn't instantiate the backend tokenizer"),
+            *phrases("unable to load vocabulary", "data did not match any variant of untagged enum"),
+            *phrases("chat_template is not set"),
             Pattern("tokenizer.model", r"(No such file|Not found|does not exist|not a file|cannot be (found|opened))"),
             Pattern("sentencepiece", r"(ParseFromArray|Not found|Error #2|not installed|LoadFromFile|InternalError)"),
             Pattern(
@@ -257,11 +237,8 @@ CAUSES = (
                 LIKELY,
             ),
             Pattern("tokenizer class", r"does not exist or is not currently imported"),
-            Pattern("vocab file", r"(not found|does not exist|No such)"),
-            Pattern("merges file", r"(not found|does not exist|No such)"),
-            Pattern("data did not match any variant of untagged enum"),
+            *phrases("vocab file", "merges file", pattern=r"(not found|does not exist|No such)"),
             Pattern("no chat template", r"tokenizer|chat_template", LIKELY),
-            Pattern("chat_template is not set"),
         ),
         follows=("missing_token", "no_network", "missing_package"),
         topics=r"tokeniz(er|ation_\w+\.py)",
@@ -288,11 +265,9 @@ CAUSES = (
                 r"|(No such file|Errno 2).*\b\w*data\w*/\S*\.(json|csv|tsv|txt|arrow|npy|h5|hdf5|zip|tar)\b",
                 LIKELY,
             ),
-            Pattern(".jsonl", r"(No such file|not found|does not exist|Errno 2)"),
-            Pattern(".parquet", r"(No such file|not found|does not exist|Errno 2)"),
-            Pattern("couldn't find any data file"),
+            *phrases(".jsonl", ".parquet", pattern=r"(No such file|not found|does not exist|Errno 2)"),
+            *phrases("couldn't find any data file", "datasetnotfounderror"),
             Pattern("couldn't find a dataset script", sure=LIKELY),
-            Pattern("datasetnotfounderror"),
         ),
         follows=("no_network", "missing_token", "filesystem_error"),
     ),
@@ -300,30 +275,23 @@ CAUSES = (
         "data_damaged",
         PROGRAM,
         "a data file is not in the expected format",
-        "check the file named in the message; `recipes data build` rewrites it and reports rows that it cannot read",
+        "check the file in the message; `recipes data build` writes it again, and reports rows that it cannot read",
         (
             Pattern("bad header", r"cannot read|idx|index|indexed"),
             Pattern("index file", r"(does ?n[o']t|not) match (the )?expected format", LIKELY),
-            Pattern("indexheader", sure=LIKELY),
-            Pattern("jsondecodeerror", sure=LIKELY),
+            *phrases("indexheader", "jsondecodeerror", "unicodedecodeerror", "datasetgenerationerror", sure=LIKELY),
             Pattern(
                 "json",
                 r"(Expecting (value|property name|',' delimiter|':' delimiter)|Unterminated string|Extra data"
                 r"|invalid json|JSON parse error)",
                 LIKELY,
             ),
-            Pattern("arrowinvalid"),
-            Pattern("nonmatchingsplitssizeserror"),
-            Pattern("unidentifiedimageerror"),
-            Pattern("parquet magic bytes not found"),
-            Pattern("mmap length is greater than file size"),
-            Pattern("unicodedecodeerror", sure=LIKELY),
-            Pattern("buffer is smaller than requested size"),
-            Pattern("datasetgenerationerror", sure=LIKELY),
+            *phrases("arrowinvalid", "nonmatchingsplitssizeserror", "unidentifiedimageerror"),
+            *phrases("parquet magic bytes not found", "mmap length is greater than file size"),
+            *phrases("buffer is smaller than requested size", "error -3 while decompressing"),
             Pattern("gzip", r"(Not a gzipped file|CRC check failed)"),
             Pattern("cannot reshape array of size", sure=HINT),
             Pattern("unsupported code", r"dtype"),
-            Pattern("error -3 while decompressing"),
         ),
         follows=("data_missing", "disk_full", "quota"),
         topics=r"data_?sets?(?![a-z])|\bcolumns?\b|\bjsonl\b|torch/utils/data/|data_?loader|\bpyarrow\b|\bBuilderConfig\b"
@@ -336,7 +304,7 @@ CAUSES = (
         "train for fewer steps or more epochs (num_epochs), or change the split; dataset.json contains the number "
         "of tokens",
         (
-            Pattern("stopiteration", sure=LIKELY),
+            *phrases("stopiteration", "no samples", "out of bounds for size 0", "no training would occur", sure=LIKELY),
             Pattern("not enough", r"not enough (samples|data|documents|tokens|sequences)"),
             Pattern(
                 "samples",
@@ -345,22 +313,18 @@ CAUSES = (
                 LIKELY,
             ),
             Pattern("num_samples", r"should be a positive integer value, but got num_samples=0"),
-            Pattern("no samples", sure=LIKELY),
-            Pattern("out of bounds for size 0", sure=LIKELY),
             Pattern("empty", r"(dataset|split|dataloader|blend) \S* ?(is|was) empty|empty (dataset|split)", LIKELY),
-            Pattern("could not sample from the dataset"),
+            *phrases("could not sample from the dataset", "no sample to consume"),
             Pattern("requested", r"requested .* samples? .*(only|but).*(available|has|contains)", LIKELY),
             Pattern("oversampl", r"(must|should|cannot)", LIKELY),
             Pattern("consumed all", r"samples|data", LIKELY),
             Pattern("total number of samples", r"consumed", LIKELY),
-            Pattern("no sample to consume"),
-            Pattern("no training would occur", sure=LIKELY),
         ),
     ),
     Cause(
         "data_index_cache",
         PROGRAM,
-        "the data index was built by one rank and is not visible to the others, or two ranks built it at the same time",
+        "the data index of one rank is not visible to the others, or two ranks built it at the same time",
         "set path_to_cache to a disk that every node can access, or build the index in advance with one "
         "process; delete an incomplete index",
         (
@@ -379,16 +343,15 @@ CAUSES = (
             Pattern("helpers_cpp", r"(No module|cannot import|undefined|not found|failed|error)", LIKELY),
             Pattern("compile_helpers", r"(fail|error)", LIKELY),
             Pattern("dataset helper", r"fail", any_level=True),
-            Pattern("no data left in file", sure=LIKELY),
+            *phrases("no data left in file", "reused local directory", sure=LIKELY),
             Pattern("failed to interpret file", r"npy|pickle", LIKELY),
-            Pattern("reused local directory", sure=LIKELY),
         ),
     ),
     Cause(
         "sequence_too_long",
         PROGRAM,
         "samples are longer than the model's maximum sequence length",
-        "truncate or pack them to seq_length, or use a model with a longer maximum sequence or different RoPE scaling",
+        "truncate or pack them to seq_length, or use a model with longer sequences or a different RoPE scaling",
         (
             Pattern("max_position_embeddings", r"(exceed|longer|greater|larger|smaller|less|must|should)"),
             Pattern("max_sequence_length", r"(exceed|longer|greater|must|should)", LIKELY),
@@ -407,8 +370,8 @@ CAUSES = (
         "data_worker",
         PROGRAM,
         "a data worker died",
-        "with num_workers=0, the error is raised in the rank itself; "
-        "usual causes are lack of host memory and a small /dev/shm",
+        "with num_workers=0, the error is raised in the rank itself; usual causes are lack of host memory and a small "
+        "/dev/shm",
         (
             Pattern("dataloader worker", r"exited unexpectedly"),
             Pattern("dataloader worker", r"killed by signal: (?!Bus|Killed|Terminated|Interrupt)", LIKELY),

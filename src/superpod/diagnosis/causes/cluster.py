@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import CERTAIN, ECHO, ENDING, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import CERTAIN, ECHO, ENDING, HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 CAUSES = (
     Cause(
@@ -10,8 +10,7 @@ CAUSES = (
         ENDING,
         "the job reached its time limit",
         "`recipes submit NAME --resume RUN` resumes it; set a longer limit with --time, or save more often with a "
-        "smaller "
-        "log.ckpt.every_n_train_steps",
+        "smaller log.ckpt.every_n_train_steps",
         (
             Pattern("due to time limit", any_level=True),
             Pattern(
@@ -51,8 +50,8 @@ CAUSES = (
         "cancelled",
         ENDING,
         "the job was cancelled by scancel or Ctrl-C",
-        "`recipes submit NAME --resume RUN` (or `recipes run ... --resume RUN`) resumes it; sacct -j JOB -o "
-        "State shows who cancelled it",
+        "`recipes submit NAME --resume RUN` (or `recipes run NAME --resume RUN`) resumes it; `sacct -j JOB -o State` "
+        "shows who cancelled it",
         (
             Pattern(
                 "cancelled", r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ ?(DUE TO SIGNAL [^*]+)?\*\*\*", any_level=True
@@ -65,9 +64,8 @@ CAUSES = (
             ),
             Pattern("cancelled", r"CANCELLED by \d+|cancelled by (the )?user|Job \d+ (was )?cancelled"),
             Pattern("keyboardinterrupt", sure=LIKELY),
-            Pattern("detected keyboardinterrupt", sure=CERTAIN),
+            *phrases("detected keyboardinterrupt", "stopped by the user"),
             Pattern("sigint", r"(got|received|death|signal)\b.*SIGINT|SIGINT.*(received|caught)", LIKELY),
-            Pattern("stopped by the user"),
         ),
         follows=("hang", "nccl_timeout", "rank_killed", "rank_crashed"),
     ),
@@ -75,12 +73,11 @@ CAUSES = (
         "launcher_killed",
         ENDING,
         "the process that started the ranks was killed, and the ranks ended with it",
-        "resume; start long runs in tmux or as a job (`recipes submit`), and find out what killed the process, such as"
-        " lack of host memory or a logout",
+        "resume the run; start long runs in tmux or as a job (`recipes submit`), and find out what killed the process, "
+        "such as lack of host memory or a logout",
         (
             Pattern("its launcher", r"was killed"),
-            Pattern("ended without a result"),
-            Pattern("ended without a word"),
+            *phrases("ended without a result", "ended without a word"),
             Pattern("killed with its job or its node", sure=HINT),
         ),
         follows=("host_out_of_memory",),
@@ -100,29 +97,16 @@ CAUSES = (
         "terminated",
         ECHO,
         "a rank received SIGTERM, either because another rank had failed or from outside the run",
-        "find the rank that ended first: `recipes logs RUN --all`; otherwise check sacct -j JOB -o State,Reason",
+        "find the rank that ended first with `recipes logs RUN --all`; otherwise, run `sacct -j JOB -o State,Reason`",
         (
-            Pattern("sigterm", sure=LIKELY),
-            Pattern("got signal: 15", sure=LIKELY),
+            *phrases("sigterm", "got signal: 15", "signalexception", "exit code 143", sure=LIKELY),
             Pattern("terminated", r"tasks? [\d,-]+: Terminated|^Terminated$", LIKELY),
             Pattern("exitcode", r"exitcode\s*[:=]\s*-15\b", LIKELY),
-            Pattern("signalexception", sure=LIKELY),
-            Pattern("force terminated", sure=HINT),
-            Pattern("terminating job step", sure=HINT),
-            Pattern("job step aborted", sure=HINT),
-            Pattern("exit code 143", sure=LIKELY),
+            *phrases("force terminated", "terminating job step", "job step aborted", sure=HINT),
         ),
         follows=(
-            *(
-                "rank_killed",
-                "rank_crashed",
-                "rank_aborted",
-                "connection_lost",
-                "nccl_remote_gone",
-                "hang",
-                "cancelled",
-            ),
-            *("nccl_timeout", "terminal_closed"),
+            *("rank_killed", "rank_crashed", "rank_aborted", "connection_lost", "nccl_remote_gone", "hang"),
+            *("cancelled", "nccl_timeout", "terminal_closed"),
         ),
     ),
     Cause(
@@ -130,40 +114,29 @@ CAUSES = (
         PROGRAM,
         "the container did not start: a path to mount does not exist on the node or may not be mounted",
         "compare container.mounts in the profile with the node (`recipes cluster check PROFILE`): SRC must exist on "
-        "the "
-        "node, and the parent of DST in the image",
+        "the node, and the parent of DST in the image",
         (
-            Pattern("failed to mount"),
-            Pattern("invalid mount", sure=CERTAIN),
-            Pattern("invalid volume specification"),
-            Pattern("error mounting"),
+            *phrases("failed to mount", "invalid mount", "invalid volume specification", "error mounting"),
+            *phrases("container creation failed: mount"),
             Pattern("mountvolume", r"fail|error"),
             Pattern(
                 "mount",
                 r"(bind mount|mount (point|source|path|target))\b.*(fail|error|denied|not exist|No such|invalid)",
             ),
             Pattern("failed to resolve path", r"(mount|container|No such|Not a directory)", LIKELY),
-            Pattern("container creation failed: mount"),
         ),
     ),
     Cause(
         "container_image",
         PROGRAM,
         "the container image could not be pulled or unpacked",
-        "check the image name, the registry credentials (~/.config/enroot/.credentials) and the free space "
-        "for its layers; or import it once and use the .sqsh file",
+        "check the image name, the registry credentials (~/.config/enroot/.credentials) and the free space for its "
+        "layers, or import the image once and use the .sqsh file",
         (
-            Pattern("failed to import docker image"),
-            Pattern("failed to import container image"),
-            Pattern("could not process json input", sure=LIKELY),
-            Pattern("manifest unknown"),
-            Pattern("imagepullbackoff"),
-            Pattern("errimagepull"),
-            Pattern("pull access denied"),
-            Pattern("failed to pull"),
-            Pattern("error response from daemon", sure=LIKELY),
-            Pattern("no such image"),
-            Pattern("error pulling image"),
+            *phrases("failed to import docker image", "failed to import container image", "manifest unknown"),
+            *phrases("imagepullbackoff", "errimagepull", "pull access denied", "failed to pull", "no such image"),
+            *phrases("error pulling image"),
+            *phrases("could not process json input", "error response from daemon", sure=LIKELY),
             Pattern("url https://", r"returned error code: 40[134]", LIKELY),
             Pattern("failed to extract", r"layer|squashfs|image", LIKELY),
         ),
@@ -173,17 +146,15 @@ CAUSES = (
         "container_start",
         PROGRAM,
         "the container did not start",
-        "the messages of pyxis or the container runtime name the step that failed; reproduce it with `srun "
-        "--container-image=... true` on one node",
+        "read the messages of pyxis or the container runtime, and reproduce the failure on one node with "
+        "`srun --container-image=... true`",
         (
-            Pattern("container start failed", sure=LIKELY),
-            Pattern("couldn't start container", sure=LIKELY),
-            Pattern("oci runtime create failed", sure=LIKELY),
+            *phrases("container start failed", "couldn't start container", "oci runtime create failed", sure=LIKELY),
+            *phrases("failed to unshare", sure=LIKELY),
             Pattern("spank_pyxis.so", r"failed with rc", LIKELY),
             Pattern("could not select device driver", sure=CERTAIN),
             Pattern("nvidia-container-cli", r"error|fail"),
             Pattern("enroot-switchroot", r"fail|error"),
-            Pattern("failed to unshare", sure=LIKELY),
             Pattern("fatal:", r"(apptainer|singularity|container creation failed|image)", LIKELY),
             Pattern("crashloopbackoff", sure=HINT, any_level=True),
         ),
@@ -194,15 +165,11 @@ CAUSES = (
         "slurm_refused",
         PROGRAM,
         "Slurm rejected the job or its step",
-        "`recipes submit ... --dry-run` checks partition, account, QOS, time, nodes and GPUs; `recipes "
-        "cluster check PROFILE` compares the profile with Slurm",
+        "`recipes submit NAME --dry-run` checks partition, account, QOS, time, nodes and GPUs; `recipes cluster check "
+        "PROFILE` compares the profile with Slurm",
         (
-            Pattern("batch job submission failed"),
-            Pattern("allocation failure"),
-            Pattern("unable to allocate resources"),
-            Pattern("unable to create step"),
-            Pattern("invalid generic resource"),
-            Pattern("unable to confirm allocation"),
+            *phrases("batch job submission failed", "allocation failure", "unable to allocate resources"),
+            *phrases("unable to create step", "invalid generic resource", "unable to confirm allocation"),
             Pattern("job/step already completing", sure=HINT),
             Pattern("slurm", r"Slurm (temporarily )?(unable|cannot|backup)|Unable to contact slurm", LIKELY),
             Pattern("invalid job id specified", sure=LIKELY),
@@ -217,12 +184,11 @@ CAUSES = (
         "ssh_login",
         PROGRAM,
         "a launcher could not reach a node over SSH, or could not log in",
-        "install a key without a passphrase on every node (`ssh NODE true` from the first one) and accept the"
-        " host keys; check the names and the port in the host file; Slurm's srun does not use SSH",
+        "install a key without a passphrase on every node, accept the host keys, and test `ssh NODE true` on the first "
+        "node; check the names and the port in the host file; Slurm's srun does not need SSH",
         (
-            Pattern("permission denied (publickey", any_level=True),
+            *phrases("permission denied (publickey", "host key verification failed", any_level=True),
             Pattern("permission denied, please try again", any_level=True, sure=LIKELY),
-            Pattern("host key verification failed", any_level=True),
             Pattern(
                 "ssh",
                 r"ssh exited with exit code 255|^ssh: |Command 'ssh .* exit status 255|"
@@ -254,8 +220,8 @@ CAUSES = (
     Cause(
         "command_missing",
         PROGRAM,
-        "a command or interpreter of the job does not exist on that node or in the container",
-        "check software.python and PATH in the profile: `recipes cluster check PROFILE` tests them on a node",
+        "a command or interpreter of the job does not exist on the node or in the container",
+        "check software.python and PATH in the profile; `recipes cluster check PROFILE` tests them on a node",
         (
             Pattern("command not found", any_level=True),
             Pattern("execve()", r"No such file|Permission|Exec format", any_level=True),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 CAUSES = (
     Cause(
         "disk_full",
         GROUND,
         "a disk is full",
-        "free up space on the file system named in the message (`recipes ckpt prune RUN --keep 2`; run df -h and df -i "
-        "on that path, on /tmp and on the image cache), then resume",
+        "run `df -h` and `df -i` on the path in the message, on /tmp and on the image cache; free up space, for "
+        "example with `recipes ckpt prune RUN --keep 2`; then resume",
         (
             Pattern("no space left on device", r"device:? '?/(?!dev/shm)"),
-            Pattern("no space left on device", sure=LIKELY),  # of an unnamed file: a disk, or /dev/shm
+            Pattern("no space left on device", sure=LIKELY),  # the file is unknown: a disk, or /dev/shm
             Pattern("enospc", sure=LIKELY),
             Pattern("file write failed", r"PytorchStreamWriter failed writing", LIKELY),
             Pattern(
@@ -33,8 +33,7 @@ CAUSES = (
         "check the quota with `quota -s` or `lfs quota -u $USER PATH`; run `recipes ckpt prune RUN --keep 2`, or "
         "move runs and caches (folders.runs, HF_HOME, TRITON_CACHE_DIR); then resume",
         (
-            Pattern("edquot"),
-            Pattern("your quota is used up"),
+            *phrases("edquot", "your quota is used up"),
             Pattern("exceeded", r"quota"),
         ),
     ),
@@ -50,16 +49,13 @@ CAUSES = (
         "filesystem_error",
         GROUND,
         "a shared file system failed or was unavailable",
-        "check the file system on that node (df, dmesg | grep -iE 'nfs|lustre|gpfs'); then resume",
+        "check the file system on the node with `df` and `dmesg | grep -iE 'nfs|lustre|gpfs'`; then resume",
         (
             Pattern("stale ", r"stale (NFS )?file handle"),
-            Pattern("input/output error"),
-            Pattern("transport endpoint is not connected"),
-            Pattern("cannot send after transport endpoint shutdown"),
+            *phrases("input/output error", "transport endpoint is not connected"),
+            *phrases("cannot send after transport endpoint shutdown", "remote i/o error", "structure needs cleaning"),
             Pattern("lustreerror", any_level=True, alone=False, sure=LIKELY),
-            Pattern("nfs: server", r"not responding", LIKELY, True, True),
-            Pattern("remote i/o error"),
-            Pattern("structure needs cleaning"),
+            Pattern("nfs: server", r"not responding", LIKELY, any_level=True),
             Pattern("[errno 110] connection timed out", sure=LIKELY),
             Pattern("i/o error", r"(read|write|blk|device|sector)", LIKELY),
         ),
@@ -68,7 +64,7 @@ CAUSES = (
         "permission",
         PROGRAM,
         "you do not have permission to read or write a file or folder",
-        "run ls -ld on the path and its parent folders on the node, as the user of the job (NFS may squash root)",
+        "run `ls -ld` on the path and its parent folders on the node, as the user of the job (NFS may squash root)",
         (
             Pattern(
                 "permission denied",
@@ -76,8 +72,7 @@ CAUSES = (
                 r".*(Errno 13|PermissionError|mkdir|open|cannot|access|write|create|: Permission denied"
                 r"|IOError|OSError)",
             ),
-            Pattern("permissionerror"),
-            Pattern("[errno 13]"),
+            *phrases("permissionerror", "[errno 13]"),
             Pattern("operation not permitted", r"(Errno 1\]|chmod|chown|PermissionError)", LIKELY),
         ),
     ),
@@ -87,19 +82,16 @@ CAUSES = (
         "the file system does not support file locks, or another process holds the lock",
         "put HF_HOME, TRITON_CACHE_DIR and other caches on a local disk or a file system mounted with flock",
         (
-            Pattern("no locks available"),
-            Pattern("has no file locks"),
-            Pattern("does not support file locks"),
+            *phrases("no locks available", "has no file locks", "does not support file locks", "database is locked"),
             Pattern("could not acquire lock", sure=LIKELY),
             Pattern("filelock", r"Timeout|could not be acquired", LIKELY),
-            Pattern("database is locked"),
         ),
     ),
     Cause(
         "file_missing",
         PROGRAM,
-        "a file or folder of the run does not exist on that node or in its container",
-        "check the path with ls on the node; container.mounts must include it (`recipes cluster check PROFILE`)",
+        "a file or folder of the run does not exist on the node or in the container",
+        "check the path with `ls` on the node; container.mounts must include it (`recipes cluster check PROFILE`)",
         (
             Pattern(
                 "no such file or directory",
@@ -107,9 +99,7 @@ CAUSES = (
                 r".*(FileNotFoundError|Errno 2\]|can't open file|(cannot|unable to) (open|access|stat)|not found)",
                 LIKELY,
             ),
-            Pattern("filenotfounderror", sure=LIKELY),
-            Pattern("notadirectoryerror", sure=LIKELY),
-            Pattern("isadirectoryerror", sure=LIKELY),
+            *phrases("filenotfounderror", "notadirectoryerror", "isadirectoryerror", sure=LIKELY),
             Pattern("fileexistserror", sure=HINT),
         ),
         follows=("filesystem_error", "disk_full", "checkpoint_missing", "data_missing", "tokenizer_missing"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 _XID = r"\bXid\b.*?(?:\)\s*:|:)\s*{codes}\b(?!:)"
 
@@ -12,12 +12,10 @@ CAUSES = (
         GROUND,
         "a GPU has fallen off the bus: the node no longer detects it",
         "exclude the node, have it rebooted or repaired, and check it with `recipes cluster health PROFILE --nodes "
-        "NODE`; "
-        "then resume",
+        "NODE`; then resume",
         (
-            Pattern("fallen off the bus", any_level=True),
+            *phrases("fallen off the bus", "gpu is lost", any_level=True),
             Pattern("xid", _XID.format(codes="79"), any_level=True),
-            Pattern("gpu is lost", any_level=True),
             Pattern("unable to determine the device handle for gpu"),
             Pattern("cuda_error_device_unavailable", sure=LIKELY),
             Pattern("gpu", r"GPU (has )?disappeared|lost GPU|GPU requires reset", LIKELY),
@@ -29,14 +27,11 @@ CAUSES = (
         "a GPU had an uncorrectable memory error",
         "reset or replace the GPU (`nvidia-smi -q -d ECC,ROW_REMAPPER` on the node) and exclude the node; then resume",
         (
-            Pattern("uncorrectable ecc error"),
-            Pattern("ecc_uncorrectable"),
-            Pattern("eccuncorrectable"),
+            *phrases("uncorrectable ecc error", "ecc_uncorrectable", "eccuncorrectable", "contained ecc error"),
             Pattern("double bit ecc", any_level=True),
             Pattern("xid", _XID.format(codes="(48|63|64|92|94|95|140|160)"), any_level=True),
             Pattern("ecc", r"(uncorrect\w*|double.bit|DBE).*(error|count|volatile).*[1-9]", LIKELY),
             Pattern("row remap", r"(fail|pending)", LIKELY, any_level=True, alone=False),
-            Pattern("contained ecc error"),
             Pattern("uncorrectable hardware error", sure=LIKELY, any_level=True),
         ),
     ),
@@ -54,8 +49,8 @@ CAUSES = (
         "gpu_xid",
         GROUND,
         "the driver reported a GPU error (Xid)",
-        "look up the number in NVIDIA's Xid catalog; run `dcgmi diag -r 3` on the node, and `recipes cluster "
-        "health PROFILE`",
+        "look up the number in NVIDIA's Xid catalog; run `dcgmi diag -r 3` on the node, and `recipes cluster health "
+        "PROFILE`",
         (
             Pattern("xid", _XID.format(codes="(?!13\\b|31\\b|43\\b|45\\b)\\d+"), LIKELY, any_level=True),
             Pattern("gpu has encountered an error", sure=LIKELY),
@@ -66,7 +61,7 @@ CAUSES = (
         "gpu_throttled",
         GROUND,
         "a GPU reduced its clocks because of its temperature or power limit",
-        "run nvidia-smi -q -d PERFORMANCE,TEMPERATURE on the node; `recipes cluster bisect PROFILE` finds slow nodes",
+        "run `nvidia-smi -q -d PERFORMANCE,TEMPERATURE` on the node; `recipes cluster bisect PROFILE` finds slow nodes",
         (
             Pattern(
                 "slowdown",
@@ -80,15 +75,12 @@ CAUSES = (
         "gpu_illegal_access",
         PROGRAM,
         "a kernel accessed an illegal GPU memory address",
-        "a small run with CUDA_LAUNCH_BLOCKING=1 identifies the kernel; the bug is in the kernel or its inputs:"
-        " first disable the most recently added fusion or attention kernel (NVTE_FUSED_ATTN=0, NVTE_FLASH_ATTN=0)",
+        "a small run with CUDA_LAUNCH_BLOCKING=1 identifies the kernel; the bug is in the kernel or its inputs; first "
+        "disable the most recently added fusion or attention kernel (NVTE_FUSED_ATTN=0, NVTE_FLASH_ATTN=0)",
         (  # not certain: CUDA reports kernel errors and hardware faults at a later call
-            Pattern("illegal memory access", sure=LIKELY),
-            Pattern("cuda_error_illegal_address", sure=LIKELY),
-            Pattern("cudaerrorillegaladdress", sure=LIKELY),
-            Pattern("misaligned address", sure=LIKELY),
-            Pattern("illegal instruction was encountered", sure=LIKELY),
-            Pattern("cuda error: invalid program counter", sure=LIKELY),
+            *phrases("illegal memory access", "cuda_error_illegal_address", "cudaerrorillegaladdress", sure=LIKELY),
+            *phrases("misaligned address", "illegal instruction was encountered", sure=LIKELY),
+            *phrases("cuda error: invalid program counter", sure=LIKELY),
             Pattern("memory access fault by gpu", sure=LIKELY, any_level=True),
             Pattern("xid", _XID.format(codes="(13|31)"), LIKELY, any_level=True),
         ),
@@ -101,8 +93,7 @@ CAUSES = (
         "a small run with CUDA_LAUNCH_BLOCKING=1 identifies the operation; check token ids, labels and positions first",
         (
             Pattern("device-side assert", r"device-side assert(?!ions)", LIKELY),
-            Pattern("cudaerrorassert", sure=LIKELY),
-            Pattern("cuda_error_assert", sure=LIKELY),
+            *phrases("cudaerrorassert", "cuda_error_assert", sure=LIKELY),
             Pattern("assertion", r"\.cu[h]?:\d+: .*block: \[\d+.*Assertion"),
         ),
         follows=("vocabulary_mismatch", "sequence_too_long"),
@@ -111,18 +102,14 @@ CAUSES = (
         "gpu_launch_failure",
         PROGRAM,
         "a kernel failed without a specific error; errors printed near it may belong to other kernels",
-        "first check the kernel log of the node (dmesg | grep -i xid); then use CUDA_LAUNCH_BLOCKING=1",
+        "check the kernel log of the node first (`dmesg | grep -i xid`); then use CUDA_LAUNCH_BLOCKING=1",
         (
-            Pattern("unspecified launch failure"),
-            Pattern("cudaerrorlaunchfailure"),
-            Pattern("cuda_error_launch_failed"),
-            Pattern("cuda error: unknown error", sure=LIKELY),
-            Pattern("too many resources requested for launch"),
-            Pattern("launch timed out and was terminated"),
-            Pattern("cudaerrorunknown", sure=LIKELY),
+            *phrases("unspecified launch failure", "cudaerrorlaunchfailure", "cuda_error_launch_failed"),
+            *phrases("too many resources requested for launch", "launch timed out and was terminated"),
+            *phrases("cuda error: unknown error", "cudaerrorunknown", sure=LIKELY),
+            *phrases("cuda error: operation not supported", sure=LIKELY),
             Pattern("invalid configuration argument", r"CUDA|\w\.cuh?\b", LIKELY),
             Pattern("cuda error: invalid argument", sure=HINT),
-            Pattern("cuda error: operation not supported", sure=LIKELY),
             Pattern("hsa_status_error", sure=LIKELY, any_level=True),
         ),
         follows=("gpu_illegal_access", "gpu_assert", "gpu_xid", "gpu_out_of_memory"),
@@ -132,26 +119,20 @@ CAUSES = (
         "gpu_missing",
         PROGRAM,
         "the rank sees no GPU, or fewer GPUs than requested",
-        "run nvidia-smi on the node and inside the container; check --gpus-per-node and CUDA_VISIBLE_DEVICES of the "
-        "job",
+        "run `nvidia-smi` on the node and in the container; check the job's --gpus-per-node and CUDA_VISIBLE_DEVICES",
         (
-            Pattern("no cuda gpus are available"),
-            Pattern("no cuda-capable device is detected"),
-            Pattern("found no nvidia driver"),
-            Pattern("invalid device ordinal"),
+            *phrases("no cuda gpus are available", "no cuda-capable device is detected", "found no nvidia driver"),
+            *phrases("invalid device ordinal", "couldn't communicate with the nvidia driver"),
+            *phrases("torch not compiled with cuda enabled", "no supported gpu backend found"),
             Pattern("failed to initialize nvml", sure=LIKELY, any_level=True),
-            Pattern("cuda unknown error", sure=LIKELY),
+            *phrases("cuda unknown error", "devices are busy or unavailable", sure=LIKELY),
             Pattern(
                 "gpus",
                 r"\b(available|visible|requested) (gpus|devices)\b.*(less|fewer|smaller) than"
                 r"|(requested|needs?|requires?|use) \d+ gpus\b.*\bonly\b",
                 LIKELY,
             ),
-            Pattern("devices are busy or unavailable", sure=LIKELY),
             Pattern("placement group", r"timed out|cannot be|infeasible", LIKELY),
-            Pattern("couldn't communicate with the nvidia driver"),
-            Pattern("torch not compiled with cuda enabled"),
-            Pattern("no supported gpu backend found"),
             Pattern("device count", r"(expected|requested|need).*(but|only).*(found|available|visible)", LIKELY),
             Pattern("you requested gpu", r"but your machine only has"),
             Pattern("libcuda.so", r"cannot open shared object"),
@@ -167,34 +148,28 @@ CAUSES = (
         "install a newer driver, or use an image with an older CUDA version (`recipes doctor`); reboot the node after "
         "a driver update",
         (
-            Pattern("driver version is insufficient"),
-            Pattern("nvidia driver on your system is too old"),
-            Pattern("driver/library version mismatch"),
-            Pattern("forward compatibility was attempted on non supported hw"),
-            Pattern("cudaerrorinsufficientdriver"),
-            Pattern("unsupported display driver / cuda driver combination"),
+            *phrases("driver version is insufficient", "nvidia driver on your system is too old"),
+            *phrases("driver/library version mismatch", "forward compatibility was attempted on non supported hw"),
+            *phrases("cudaerrorinsufficientdriver", "unsupported display driver / cuda driver combination"),
+            *phrases("provided ptx was compiled with an unsupported toolchain", "cudaerrorsystemdrivermismatch"),
             Pattern("api version mismatch", r"NVRM|kernel module", any_level=True),
-            Pattern("provided ptx was compiled with an unsupported toolchain"),
-            Pattern("cudaerrorsystemdrivermismatch"),
         ),
     ),
     Cause(
         "gpu_unsupported",
         PROGRAM,
         "the program was not compiled for this GPU architecture",
-        "use an image or wheel that was built for it (TORCH_CUDA_ARCH_LIST, or a newer container): `recipes doctor`",
+        "use a container or wheel that was built for this GPU (TORCH_CUDA_ARCH_LIST); `recipes doctor` lists versions",
         (
-            Pattern("no kernel image is available"),
+            *phrases("no kernel image is available", "cudaerrornokernelimagefordevice"),
             Pattern("is not compatible with the current pytorch installation", any_level=True, alone=False),
-            Pattern("cudaerrornokernelimagefordevice"),
             Pattern("compute capability", r"(require|needs?|at least|or higher|not supported|only support)"),
             Pattern("sm_", r"(not supported|is not (a recognized|compatible)|Unsupported gpu architecture)", LIKELY),
             Pattern(
                 "fp8",
                 r"(requires?|only supported|not supported|needs).*(Hopper|Ada|Blackwell|capability|H100|8\.9|9\.0)",
             ),
-            Pattern("mxfp8", r"not supported|requires|supported only"),
-            Pattern("nvfp4", r"not supported|requires|supported only"),
+            *phrases("mxfp8", "nvfp4", pattern=r"not supported|requires|supported only"),
             Pattern("flashattention only supports", r"Ampere|GPUs?"),
             Pattern(
                 "bf16",
@@ -209,18 +184,15 @@ CAUSES = (
         "cuda_library",
         PROGRAM,
         "cuBLAS, cuDNN or another CUDA library failed",
-        "use libraries of the same release (`recipes doctor`) and check LD_LIBRARY_PATH for a second cuDNN; otherwise "
-        "suspect memory: cuBLAS does not report that its workspace did not fit",
+        "use libraries of the same release (`recipes doctor`), and check LD_LIBRARY_PATH for a second cuDNN; the GPU "
+        "may also be out of memory: cuBLAS does not report that its workspace did not fit",
         (
             Pattern("cublas_status_", r"CUBLAS_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+", LIKELY),
             Pattern("cudnn_status_", r"CUDNN_STATUS_(?!SUCCESS)\w+", LIKELY),
-            Pattern("cudnn error", sure=LIKELY),
-            Pattern("cusolver error", sure=LIKELY),
+            *phrases("cudnn error", "cusolver error", "cublas error", sure=LIKELY),
             Pattern("cusparse", r"CUSPARSE_STATUS_(?!SUCCESS)\w+", LIKELY),
-            Pattern("unable to find an engine to execute this computation"),
-            Pattern("no valid engine config"),
+            *phrases("unable to find an engine to execute this computation", "no valid engine config"),
             Pattern("libcudnn", r"(cannot open shared object|could not load|Unable to load|Cannot load symbol)"),
-            Pattern("cublas error", sure=LIKELY),
             Pattern("cublaslt", r"(fail|error|Unable to find)", LIKELY),
         ),
         follows=(
@@ -237,14 +209,13 @@ CAUSES = (
         "rejected; NVTE_UNFUSED_ATTN=1 enables the unfused backend, which supports most configurations",
         (
             Pattern("no dot product attention", r"No dot product attention (support|backend)"),
-            Pattern("no dot product attention backend is available"),
+            *phrases("no dot product attention backend is available", "invalid attention backend"),
             Pattern("flash_attn", r"head dimension|headdim.*(at most|only support)"),
             Pattern(
                 "head dim",
                 r"(only supports?|at most|not supported|unsupported).*head dim|head dim\w* .*(at most|not supported)",
             ),
             Pattern("fused attention", r"(not support|unsupported|does not support)", LIKELY),
-            Pattern("invalid attention backend"),
         ),
         message_topics=r"\bflash[_ -]?att\w+|\battention (mask|backend|kernel)|\bsdpa\b",
     ),
@@ -253,14 +224,11 @@ CAUSES = (
         PROGRAM,
         "an operation is not permitted during CUDA graph capture",
         "first run without CUDA graphs (enable_cuda_graph=False, --cuda-graph-impl none); then look for operations "
-        "that "
-        "synchronize",
+        "that synchronize",
         (
-            Pattern("when stream is capturing"),
-            Pattern("cudaerrorstreamcapture"),
+            *phrases("when stream is capturing", "cudaerrorstreamcapture", "captures_underway"),
             Pattern("during capture", r"(operation|failed|not permitted|invalidated)", LIKELY),
             Pattern("cuda graph", r"(fail|error|cannot|not supported|illegal)", LIKELY),
-            Pattern("captures_underway"),
         ),
         follows=("gpu_out_of_memory",),
         message_topics=r"\bcuda ?graphs?\b",
@@ -271,8 +239,7 @@ CAUSES = (
         "a forked process used CUDA, which was initialized in its parent",
         'use the multiprocessing start method "spawn" for data workers that use the GPU, or keep them on the CPU',
         (
-            Pattern("re-initialize cuda in forked subprocess"),
-            Pattern("poison_fork"),
+            *phrases("re-initialize cuda in forked subprocess", "poison_fork"),
             Pattern("cudaerrorinitializationerror", sure=HINT),
         ),
     ),
@@ -280,25 +247,20 @@ CAUSES = (
         "node_failed",
         GROUND,
         "a node failed during the job: Slurm lost contact with it, or it went down",
-        "resume (`recipes submit NAME --resume RUN`), and Slurm allocates another node; sinfo -R shows why the node "
+        "resume with `recipes submit NAME --resume RUN`: Slurm allocates another node; `sinfo -R` shows why the node "
         "went down",
         (
             Pattern("due to node failure", any_level=True),
-            Pattern("node_fail", any_level=True, sure=LIKELY),
-            Pattern("node failure on"),
-            Pattern("nodes are not responding", any_level=True, sure=LIKELY),
-            Pattern("zero bytes were transmitted or received", sure=LIKELY),
+            *phrases("node_fail", "nodes are not responding", "soft lockup", sure=LIKELY, any_level=True),
+            *phrases("node failure on", "kernel panic"),
+            *phrases("zero bytes were transmitted or received", "lost connection to node", sure=LIKELY),
+            *phrases("the node it was running on is dead", sure=LIKELY),
             Pattern(
                 "node",
                 r"srun: error: Node failure|Node \S+ (has failed(?! to)|is down|not responding)",
                 LIKELY,
-                True,
-                True,
+                any_level=True,
             ),
-            Pattern("kernel panic"),
-            Pattern("soft lockup", any_level=True, sure=LIKELY),
-            Pattern("lost connection to node", sure=LIKELY),
-            Pattern("the node it was running on is dead", sure=LIKELY),
             Pattern("was evicted", r"node|pod", LIKELY),
         ),
     ),
@@ -306,11 +268,11 @@ CAUSES = (
         "rank_crashed",
         ENDING,
         "a rank crashed in compiled code (for example, with a segmentation fault)",
-        "PYTHONFAULTHANDLER=1 prints the Python stack, and a core dump (ulimit -c unlimited) contains the rest; the "
-        "usual "
-        "reason is libraries from different releases: `recipes doctor`",
+        "PYTHONFAULTHANDLER=1 prints the Python stack, and a core dump (`ulimit -c unlimited`) contains the native "
+        "stack; the usual reason is libraries from different releases: `recipes doctor`",
         (
-            Pattern("segmentation fault"),
+            *phrases("segmentation fault", "double free or corruption", "stack smashing detected"),
+            *phrases("corrupted size vs. prev_size", "free(): invalid pointer"),
             Pattern("sigsegv", r"SIGSEGV(?! or other unexpected errors)"),
             Pattern("caught signal 11", any_level=True),
             Pattern("exited on signal", r"exited on signal (4|8|11)\b"),
@@ -319,10 +281,6 @@ CAUSES = (
             Pattern("illegal instruction", r"tasks? [\d,-]+: Illegal instruction|^Illegal instruction|SIGILL"),
             Pattern("fatal python error", r"Fatal Python error: (?!Aborted|none_dealloc)", LIKELY),
             Pattern("floating point exception", r"tasks?|core dumped"),
-            Pattern("double free or corruption"),
-            Pattern("stack smashing detected"),
-            Pattern("corrupted size vs. prev_size"),
-            Pattern("free(): invalid pointer"),
             Pattern("malloc", r"(memory corruption|corrupted top size|unaligned)"),
         ),
         follows=("shared_memory_full", "hang", "nccl_timeout", "cancelled", "time_limit", "preempted"),
@@ -334,19 +292,12 @@ CAUSES = (
         "read the lines above this message and the logs of the other ranks: `recipes logs RUN --all`",
         (
             Pattern("exitcode", r"exitcode\s*[:=]\s*-6\b", LIKELY),
-            Pattern("sigabrt", sure=LIKELY),
+            *phrases("sigabrt", "fatal python error: aborted", "exit code 134", sure=LIKELY),
             Pattern("aborted", r"(tasks? [\d,-]+|Signal): Aborted|^Aborted( \(core dumped\))?$|\d+ Aborted ", LIKELY),
-            Pattern("fatal python error: aborted", sure=LIKELY),
             Pattern("terminate called", r"terminate called (after throwing|without an active)", HINT),
-            Pattern("exit code 134", sure=LIKELY),
         ),
         follows=(
-            "nccl_timeout",
-            "rank_crashed",
-            "rank_killed",
-            "hang",
-            "connection_lost",
-            "nccl_remote_gone",
+            *("nccl_timeout", "rank_crashed", "rank_killed", "hang", "connection_lost", "nccl_remote_gone"),
             "terminated",
         ),
     ),
@@ -355,12 +306,11 @@ CAUSES = (
         GROUND,
         "values that should be equal on several ranks differ, or a step is not reproducible: a GPU may compute "
         "wrong results",
-        "repeat that step on other GPUs (exclude the node), and test the node with dcgmi diag -r 4 and `recipes "
-        "cluster health PROFILE`",
+        "exclude the node and repeat the step on other GPUs; test the node with `dcgmi diag -r 4` and `recipes cluster "
+        "health PROFILE`",
         (
-            Pattern("not reproducible on a different gpu"),
-            Pattern("possible persistent error"),
-            Pattern("possible transient error"),
+            *phrases("not reproducible on a different gpu", "possible persistent error", "possible transient error"),
+            *phrases("silent data corruption"),
             Pattern("hash", r"(param|weight)\w* (hash|checksum)\w* (mismatch|differ|not match)"),
             Pattern(
                 "replica",
@@ -368,7 +318,6 @@ CAUSES = (
                 r"|disagree|are not (equal|identical))",
             ),
             Pattern("inconsistent", r"(weights|parameters|gradients) are inconsistent", LIKELY),
-            Pattern("silent data corruption"),
         ),
     ),
 )

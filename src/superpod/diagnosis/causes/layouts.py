@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 _CHECK = (
     "`recipes check NAME --layout tp=..,pp=.. --nodes N` lists every violated rule and the smallest change "
@@ -13,12 +13,12 @@ _NOT = (
     r"|should be (evenly )?(divisible|a multiple)|(has|needs|have) to be (divisible|a multiple)|does not divide"
     r"|do not divide|cannot be divided|not a multiple|must be a whole number|% *[\w.()]+ *== *0)"
 )
-"""Phrases and bare assertions with which libraries report that a number is not divisible by another."""
+"""Phrases and assertions with which libraries report that a number is not divisible by another."""
 _UNEQUAL = (
     rf"({_NOT}|(must|should|has to|needs? to|does not|do not|did not) (be equal|equal|match)|not equal|!=|mismatch"
     r"|expected\b.*\bgot|at (least|most)|(less|smaller|fewer|greater|larger|bigger|more) than)"
 )
-"""Phrases with which they report that two numbers are incompatible, for divisibility or other reasons."""
+"""Phrases with which libraries report that two numbers are incompatible."""
 
 CAUSES = (
     Cause(
@@ -28,7 +28,7 @@ CAUSES = (
         _CHECK,
         (
             Pattern("world", rf"world[ _]?size\b.*{_NOT}"),
-            Pattern("number of gpus", rf"{_NOT}"),
+            Pattern("number of gpus", _NOT),
             Pattern("world size", r"(is )?(less|smaller) than (the )?(tensor|pipeline|model|product)"),
             Pattern("world", rf"world[ _]?size\b.*{_UNEQUAL}|{_UNEQUAL}.*world[ _]?size\b", LIKELY),
             Pattern("assert", r"assert (?!.*(batch|accum)).*world_size\b\)? *(==|[<>]=?|%)", LIKELY),
@@ -46,12 +46,10 @@ CAUSES = (
         "the global batch size is not divisible by micro-batch size x data-parallel size",
         _CHECK + "; --gbs sets the global batch",
         (
-            Pattern("batch size", rf"batch[ _-]?size.*{_NOT}"),
-            Pattern("batch_size", rf"batch[ _-]?size.*{_NOT}"),
-            Pattern("global_batch_size", rf"{_NOT}"),
+            *phrases("batch size", "batch_size", pattern=rf"batch[ _-]?size.*{_NOT}"),
+            *phrases("global_batch_size", "micro_batch", pattern=_NOT),
             Pattern("microbatch", rf"(micro.?batches|microbatches)\b.*{_NOT}"),
-            Pattern("micro_batch", rf"{_NOT}"),
-            Pattern("microbatches", rf"{_UNEQUAL}", LIKELY),
+            Pattern("microbatches", _UNEQUAL, LIKELY),
             Pattern("batch size", rf"batch size.*{_UNEQUAL}", LIKELY),
             Pattern("batch_size", rf"batch_size.*{_UNEQUAL}", LIKELY),
             Pattern("accum", rf"(grad\w*[ _]accum|accumulation_steps).*{_UNEQUAL}", LIKELY),
@@ -66,8 +64,7 @@ CAUSES = (
         _CHECK,
         (
             Pattern("layers", rf"\b(num_|number of |middle )?layers\b.*{_NOT}"),
-            Pattern("num_layers", rf"{_NOT}"),
-            Pattern("virtual pipeline", rf"{_NOT}"),
+            *phrases("num_layers", "virtual pipeline", pattern=_NOT),
             Pattern("pipeline", rf"{_NOT}.*pipeline|pipeline.*{_NOT}", LIKELY),
             Pattern(
                 "pipeline", r"(interleaved|virtual).*(requires?|needs|should be|must be).*(greater|more|larger|> ?[12])"
@@ -81,14 +78,12 @@ CAUSES = (
         "attention heads, query groups or hidden sizes are not divisible by the tensor-parallel size",
         _CHECK,
         (
-            Pattern("num_attention_heads", rf"{_NOT}"),
-            Pattern("attention heads", rf"{_NOT}"),
-            Pattern("query_groups", rf"{_NOT}"),
+            *phrases("num_attention_heads", "attention heads", "query_groups", pattern=_NOT),
             Pattern("heads", rf"\b(kv |n?heads|num_heads).*{_NOT}"),
             Pattern("heads", rf"{_UNEQUAL}.*\bheads\b|\bheads\b.*{_UNEQUAL}", LIKELY),
             Pattern("hidden", rf"hidden[ _]size.*{_NOT}", LIKELY),
             Pattern("is not divisible by", r"^(\w*Error: )?\d+ is not divisible by \d+$", LIKELY),
-            Pattern("tensor parallel", rf"{_NOT}", HINT),
+            Pattern("tensor parallel", _NOT, HINT),
         ),
         message_topics=r"\b(attention|kv|query) heads?\b|\bnum_\w*heads\b",
     ),
@@ -99,11 +94,9 @@ CAUSES = (
         _CHECK + "; packed samples are padded to a multiple (pad_to_multiple_of)",
         (
             Pattern("sequence", rf"\bseq(uence)?[ _-]?(len(gth)?)?\b.*{_NOT}"),
-            Pattern("seq_len", rf"{_NOT}"),
-            Pattern("seq_length", rf"{_NOT}"),
+            Pattern("seq_len", _NOT),
             Pattern("first dimension of the tensor should be divisible"),
-            Pattern("context parallel", rf"{_NOT}", LIKELY),
-            Pattern("cp_size", rf"{_NOT}", LIKELY),
+            *phrases("context parallel", "cp_size", pattern=_NOT, sure=LIKELY),
         ),
     ),
     Cause(
@@ -113,7 +106,7 @@ CAUSES = (
         _CHECK,
         (
             Pattern("expert", rf"expert.*{_NOT}"),
-            Pattern("num_moe_experts", rf"{_NOT}"),
+            Pattern("num_moe_experts", _NOT),
         ),
         message_topics=r"\bexperts?\b",
     ),
@@ -121,10 +114,10 @@ CAUSES = (
         "fp8_shape",
         PROGRAM,
         "a matrix has a size that FP8 kernels do not support",
-        "tokens per rank and hidden sizes must be multiples of 16 (32 with MXFP8, 128 with blockwise "
-        "scaling): pad the samples, or change tp; `recipes check NAME` reports it",
+        "tokens per rank and hidden sizes must be multiples of 16 (32 with MXFP8, 128 with blockwise scaling): pad the "
+        "samples, or change tp; `recipes check NAME` detects this",
         (
-            Pattern("fp8", rf"{_NOT}"),
+            Pattern("fp8", _NOT),
             Pattern("fp8", r"(requires|expect|must).*(dimension|shape|multiple|divisible)"),
             Pattern("mxfp8", r"(divisible|multiple)"),
             Pattern("divisible by 8", r"(tensor|dimension|product)", LIKELY),
@@ -166,9 +159,8 @@ CAUSES = (
         "max_connections",
         PROGRAM,
         "the value of CUDA_DEVICE_MAX_CONNECTIONS is not suitable for this communication overlap",
-        "set it to 1 for tensor or context parallelism on GPUs before Blackwell, and leave it unset or set it "
-        "higher for "
-        "FSDP; scripts from `recipes render` set it, and [env] in the profile must not override it",
+        "set it to 1 for tensor or context parallelism on GPUs before Blackwell, and leave it unset or set it higher "
+        "for FSDP; scripts from `recipes render` set it, and [env] in the profile must not override it",
         (Pattern("cuda_device_max_connections", r"(must|should|need|expect|require|set|greater|larger|than 1|not)"),),
     ),
     Cause(
@@ -178,18 +170,14 @@ CAUSES = (
         "compare the sizes in the message with the hidden size, heads, vocabulary and sequence length of the "
         "recipe: `recipes show NAME`",
         (
-            Pattern("shapes cannot be multiplied"),
-            Pattern("must match the size of tensor"),
-            Pattern("sizes of tensors must match"),
-            Pattern("shape mismatch"),
-            Pattern("is invalid for input of size"),
+            *phrases("shapes cannot be multiplied", "must match the size of tensor", "sizes of tensors must match"),
+            *phrases("shape mismatch", "is invalid for input of size", "stack expects each tensor to be equal size"),
             Pattern("expected size", r"for tensor|batch2? tensor", LIKELY),
             Pattern("expand", r"The expanded size of the tensor"),
             Pattern("split_with_sizes", r"expects|sum"),
             Pattern("output with shape", r"doesn't match the broadcast shape"),
             Pattern("expected input batch_size", r"to match target batch_size"),
             Pattern("expected sequence of length", sure=LIKELY),
-            Pattern("stack expects each tensor to be equal size"),
             Pattern("expected input", r"to have \d+ channels, but got"),
         ),
         follows=("checkpoint_other_model", "checkpoint_other_layout"),
@@ -200,11 +188,10 @@ CAUSES = (
         "dtypes",
         PROGRAM,
         "an operation was applied to tensors with different dtypes or on different devices",
-        "use the same precision (see the precision plugin) and the same device for the model and its inputs",
+        "use the same precision (trainer.plugins) and the same device for the model and its inputs",
         (
-            Pattern("have the same dtype"),
+            *phrases("have the same dtype", "expected scalar type"),
             Pattern("on the same device", sure=LIKELY),
-            Pattern("expected scalar type"),
             Pattern("only support", r"only supports? (fp16|bf16|fp8|float|half)", LIKELY),
             Pattern("but found", r"dtype|expected .* type", LIKELY),
             Pattern("not implemented for '", r"'(Half|BFloat16)'"),
@@ -221,20 +208,17 @@ CAUSES = (
         "part needs inputs with gradients (enable_input_require_grads) or use_reentrant=False; otherwise disable "
         "recomputation",
         (
-            Pattern("does not require grad and does not have a grad_fn"),
+            *phrases("does not require grad and does not have a grad_fn", "any parameters that require a gradient"),
+            *phrases("differentiated tensors appears to not have been used", "optimizer got an empty parameter list"),
+            *phrases("mark a variable ready only once", "backward through the graph a second time"),
+            *phrases("recomputed values for the following tensors have different metadata"),
+            *phrases("a different number of tensors was saved during the original forward and recomputation"),
+            *phrases("needed for gradient computation has been modified by an inplace operation"),
             Pattern("none of the inputs have requires_grad=true", sure=LIKELY, alone=False, any_level=True),
-            Pattern("any parameters that require a gradient"),
-            Pattern("differentiated tensors appears to not have been used"),
-            Pattern("optimizer got an empty parameter list"),
             Pattern("no trainable parameters", sure=LIKELY),
             Pattern("requires_grad", r"Error: .*(same|uniform).*requires_grad"),
-            Pattern("mark a variable ready only once"),
             Pattern("has been marked as ready twice", any_level=True),
             Pattern("a leaf variable that requires grad", r"in-place"),
-            Pattern("backward through the graph a second time"),
-            Pattern("recomputed values for the following tensors have different metadata"),
-            Pattern("a different number of tensors was saved during the original forward and recomputation"),
-            Pattern("needed for gradient computation has been modified by an inplace operation"),
         ),
         topics=r"\brequires_grad\b|\bgrad_fn\b|\bbackward(\(| pass)|gradient checkpointing|utils/checkpoint\.py",
     ),

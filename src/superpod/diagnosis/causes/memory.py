@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import CERTAIN, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import CERTAIN, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 CAUSES = (
     Cause(
@@ -12,13 +12,11 @@ CAUSES = (
         "`recipes memory NAME --nodes N` shows the memory of each rank by category; `recipes check` suggests "
         "changes that free enough: higher tp, pp or cp, with=full_recompute, with=offload_optimizer",
         (
-            Pattern("cuda out of memory"),
+            *phrases("cuda out of memory", "cuda error: out of memory", "cuda_error_out_of_memory"),
+            *phrases("no available memory for the cache blocks"),
             Pattern("outofmemoryerror", r"(cuda|hip)\.?OutOfMemoryError|torch\.OutOfMemoryError|^OutOfMemoryError"),
-            Pattern("cuda error: out of memory"),
-            Pattern("cuda_error_out_of_memory"),
             Pattern("cublas_status_alloc_failed", sure=LIKELY),
             Pattern("kv cache", r"larger than|not enough|insufficient|exceeds", LIKELY),
-            Pattern("no available memory for the cache blocks"),
             Pattern("cuda failure", r"Cuda failure (2|'?out of memory)"),
             Pattern(
                 "out of memory",
@@ -39,7 +37,7 @@ CAUSES = (
         "gpu_memory_taken",
         PROGRAM,
         "another process uses the GPU or its memory",
-        "find the process with `nvidia-smi` on the node; kill it if an earlier job left it behind, or request "
+        "run `nvidia-smi` on the node to find the process; kill it if it is left from an earlier job, or request "
         "exclusive nodes (--exclusive)",
         # Memory of other processes is detected from the sizes in an out-of-memory message: see oom.py.
         (Pattern("is/are busy or unavailable", sure=LIKELY), Pattern("compute mode", r"exclusive", LIKELY)),
@@ -52,9 +50,8 @@ CAUSES = (
         "smaller shuffle buffer",
         (
             Pattern("oom", r"oom[-_]kill(er)?( event|:|\(s\))|invoked oom-killer|oom_reaper:"),
-            Pattern("out of memory: killed process"),
-            Pattern("memory cgroup out of memory"),
-            Pattern("oomkilled", any_level=True),
+            *phrases("out of memory: killed process", "memory cgroup out of memory", "ray.exceptions.outofmemoryerror"),
+            *phrases("oomkilled", "low on resource: memory", any_level=True),
             Pattern("out of memory", r"tasks? [\d,-]+: Out Of Memory"),
             Pattern("out_of_memory", r"\b(State|ended|JobState|exit)\S*\s*[=:(]?\s*OUT_OF_MEMORY|OUT_OF_MEMORY\)?$"),
             Pattern("exceeded", r"Exceeded (job|step) memory limit"),
@@ -66,9 +63,7 @@ CAUSES = (
             Pattern("unable to allocate", r"Unable to allocate [\d.]+ .iB for an array", sure=LIKELY),
             Pattern("dataloader worker", r"is killed by signal: Killed", LIKELY),
             Pattern("raylet", r"OutOfMemory|low on memory", LIKELY),
-            Pattern("ray.exceptions.outofmemoryerror"),
             Pattern("low on memory", r"(node|task|worker|actor)\w*\b.*\bkilled|killed\b.*\blow on memory"),
-            Pattern("low on resource: memory", any_level=True),
             Pattern("memory pressure", r"killed due to memory pressure"),
         ),
     ),
@@ -76,11 +71,10 @@ CAUSES = (
         "shared_memory_full",
         GROUND,
         "/dev/shm is too small for the data workers or for NCCL",
-        "enlarge it in the container: --shm-size=16g or --ipc=host (Docker), an emptyDir with medium: Memory "
-        "on /dev/shm (Kubernetes); enroot and pyxis use the node's /dev/shm; otherwise use fewer data workers",
+        "enlarge it: --shm-size=16g or --ipc=host (Docker), an emptyDir with medium: Memory on /dev/shm (Kubernetes), "
+        "or the /dev/shm of the node (enroot, pyxis); otherwise, use fewer data workers",
         (
-            Pattern("insufficient shared memory"),
-            Pattern("out of shared memory"),
+            *phrases("insufficient shared memory", "out of shared memory", "failed to extend /dev/shm"),
             Pattern("bus error", r"DataLoader worker .* killed by signal: Bus error"),
             # SIGBUS: a mapped page could not be allocated. Ranks map /dev/shm for NCCL and for data workers.
             Pattern("caught signal 7", sure=LIKELY, any_level=True),
@@ -94,7 +88,6 @@ CAUSES = (
             Pattern("unable to write to file </torch_", sure=LIKELY),
             Pattern("shm_open", r"fail|error", LIKELY),
             Pattern("/dev/shm", r"No space left on device"),
-            Pattern("failed to extend /dev/shm"),
             # POSIX semaphores and shared memory are files in /dev/shm, so it is not a disk that is full.
             Pattern(
                 "no space left on device", frame=r"multiprocessing\S*(synchronize|shared_memory|heap|resource_tracker)"
@@ -113,14 +106,11 @@ CAUSES = (
     Cause(
         "process_limit",
         GROUND,
-        "no more threads or processes can be created: a limit of the user or of the job's cgroup is reached",
+        "no more threads or processes can be created: the limit of the user or of the job's cgroup is reached",
         "raise `ulimit -u` or TasksMax/pids.max of the job, set OMP_NUM_THREADS, or use fewer data workers",
         (
-            Pattern("can't start new thread"),
-            Pattern("thread creation failed"),
+            *phrases("can't start new thread", "thread creation failed", "pthread_create failed", "blas_thread_init"),
             Pattern("resource temporarily unavailable", r"fork|thread|Errno 11|clone|pthread_create"),
-            Pattern("pthread_create failed"),
-            Pattern("blas_thread_init"),
         ),
     ),
     Cause(
@@ -130,8 +120,7 @@ CAUSES = (
         "inside the job, `ulimit -l` must print unlimited: set LimitMEMLOCK=infinity for slurmd, or --ulimit "
         "memlock=-1 for Docker; `recipes cluster health PROFILE` checks this",
         (
-            Pattern("ibv_reg_mr", r"(Cannot allocate memory|fail)"),
-            Pattern("ibv_create_cq", r"(Cannot allocate memory|fail)"),
+            *phrases("ibv_reg_mr", "ibv_create_cq", pattern=r"(Cannot allocate memory|fail)"),
             Pattern("ibv_create_qp", r"(Cannot allocate memory|fail)", LIKELY),
             Pattern("memlock", r"too (low|small)|RLIMIT_MEMLOCK|insufficient|limit", LIKELY, alone=False),
             Pattern("ibv_reg_dmabuf_mr", r"fail|error", LIKELY),
@@ -139,16 +128,15 @@ CAUSES = (
     ),
     Cause(
         "rank_killed",
-        1,
-        "a rank was killed by SIGKILL; the cause is unknown, since there is no record of who sent the signal",
-        "check the kernel log of the node (`dmesg -T | grep -i oom`) and sacct -o MaxRSS for lack of memory; otherwise "
-        "resume",
+        ENDING,
+        "a rank was killed by SIGKILL for an unknown reason: there is no record of who sent the signal",
+        "check if the node ran out of memory (`dmesg -T | grep -i oom`, `sacct -j JOB -o MaxRSS`); otherwise, resume",
         (
             Pattern("killed", r"^srun: error: \S+: tasks? [\d,-]+: Killed", LIKELY),
             Pattern("code", r"code\s*[:=]?\s*(-9|137)\b", LIKELY),
             Pattern("sigkill", r"(Signal 9 \(SIGKILL\)|signal SIGKILL)", LIKELY),
             Pattern("killed", r"^(\S+: line \d+:\s+\d+ )?Killed\b", HINT),
-            Pattern("exited on signal 9", sure=LIKELY),
+            *phrases("exited on signal 9", "worker unexpectedly exits", sure=LIKELY),
             Pattern("signal: killed", r"DataLoader (worker|process)", LIKELY),
             Pattern(
                 "killed",
@@ -159,7 +147,6 @@ CAUSES = (
             # Ray lists every way in which a worker may end; the first is the kernel's out-of-memory killer.
             Pattern("died unexpectedly", r"(actor|worker|task)", LIKELY),
             Pattern("unexpected system error", r"worker died or was killed", LIKELY),
-            Pattern("worker unexpectedly exits", sure=LIKELY),
             Pattern("abruptly", r"process\w*\b.*\b(terminated abruptly|abruptly died)", LIKELY),
         ),
         follows=("cancelled", "time_limit", "preempted", "node_failed", "hang"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 _GONE = ("rank_killed", "rank_crashed", "hang", "nccl_timeout", "collective_mismatch", "cancelled", "time_limit")
 
@@ -10,19 +10,16 @@ CAUSES = (
     Cause(
         "nccl_timeout",
         ENDING,
-        "ranks timed out in a collective that not all ranks had reached",
+        "ranks timed out in a collective that not all ranks reached",
         "read the log of the rank that did not reach the collective: `recipes logs RUN --rank R`; in the next run, set "
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to write flight-recorder dumps, which "
         "`recipes why` reads",
         (
-            Pattern("collective operation timeout", sure=LIKELY),
-            Pattern("timed out in monitoredbarrier", sure=LIKELY),
-            Pattern("some nccl operations have failed or timed out", sure=LIKELY),
-            Pattern("failed to pass monitoredbarrier", sure=LIKELY),
+            *phrases("collective operation timeout", "timed out in monitoredbarrier", sure=LIKELY),
+            *phrases("some nccl operations have failed or timed out", "failed to pass monitoredbarrier", sure=LIKELY),
+            *phrases("received a dump signal due to a collective timeout", "operation timed out!", sure=LIKELY),
             Pattern("timed out waiting", r"Timed out waiting \d+ms for (recv|send) operation", sure=LIKELY),
             Pattern("observed flight recorder dump signal", sure=HINT),
-            Pattern("received a dump signal due to a collective timeout", sure=LIKELY),
-            Pattern("operation timed out!", sure=LIKELY),
             Pattern("stuck", r"processgroupnccl'?s watchdog got stuck|watchdog got stuck for", LIKELY),
         ),
         follows=(
@@ -35,37 +32,31 @@ CAUSES = (
         PROGRAM,
         "ranks called different collectives, or the same collective with different sizes",
         "look for code or data that differs between ranks, starting with the ranks listed; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL prints both calls; `recipes rehearse NAME` compares the layout with a"
-        " single rank",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL prints both calls; `recipes rehearse NAME` compares the layout with a single "
+        "rank",
         (
-            Pattern("detected mismatch between collectives"),
+            *phrases("detected mismatch between collectives", "mismatched collective", "collective_type_mismatch"),
+            *phrases("sizeor_syntax_mismatch"),
             Pattern("preamble.length", r"enforce fail|op\.preamble"),
-            Pattern("mismatched collective"),
             Pattern("nccl warn", r"mismatch(ed)? (collective|count|op)", any_level=True),
             Pattern("but not all ranks", r"participated|called", LIKELY),
-            Pattern("collective_type_mismatch"),
-            Pattern("sizeor_syntax_mismatch"),
         ),
     ),
     Cause(
         "hang",
         ENDING,
-        "the ranks no longer make progress, and none reports an error",
+        "the ranks make no progress, and none reports an error",
         "look at the stacks of the ranks listed for slow code or data, a lock or a disk; a rank without a stack was "
-        "stopped "
-        "or was lost with its node. Then run `recipes submit NAME --resume RUN`; with=fault_tolerance detects hangs "
-        "earlier",
+        "stopped or was lost with its node. Then run `recipes submit NAME --resume RUN`; with=fault_tolerance detects "
+        "hangs earlier",
         (
-            Pattern("no longer answers since step"),
+            *phrases("no longer answers since step", "job is hanging", "hang detected"),
             Pattern("is stuck in", r"rank \d+.* is stuck in \w+ since step"),
             Pattern("not begun after", r"(has|have) not begun after \d+ s"),
             Pattern("no heartbeat of", r"no heartbeat of rank"),
             Pattern("did not get", r"Did not get (initial|subsequent) heartbeat", any_level=True),
-            Pattern("heartbeat monitor timed out", sure=LIKELY),
-            Pattern("did not get subsequent section", sure=LIKELY),
-            Pattern("job is hanging"),
-            Pattern("hang detected"),
-            Pattern("soft timeout reached", sure=LIKELY),
+            *phrases("heartbeat monitor timed out", "did not get subsequent section", sure=LIKELY),
+            *phrases("soft timeout reached", sure=LIKELY),
         ),
         follows=("rank_killed", "rank_crashed", "gpu_lost", "program_error"),
     ),
@@ -77,18 +68,14 @@ CAUSES = (
         "the port from every node (`recipes cluster health PROFILE`)",
         (
             Pattern("clients joined", r"\d+/\d+ clients joined", sure=LIKELY),
-            Pattern("rendezvoustimeouterror", sure=LIKELY),
+            *phrases("rendezvoustimeouterror", "wait timeout after", sure=LIKELY),
+            *phrases("timed out initializing process group", "timeout waiting for key", sure=LIKELY),
+            *phrases("barrier timed out", "rendezvousconnectionerror", "rendezvousclosederror", sure=LIKELY),
+            *phrases("the client socket has timed out after", sure=LIKELY),
             Pattern("rendezvous", r"(timed out|Timeout) ", sure=LIKELY),
             Pattern("socket timeout", r"Socket Timeout|socketTimeout|wait timeout after", LIKELY),
-            Pattern("wait timeout after", sure=LIKELY),
-            Pattern("timed out initializing process group", sure=LIKELY),
-            Pattern("timeout waiting for key", sure=LIKELY),
-            Pattern("barrier timed out", sure=LIKELY),
             Pattern("deadline_exceeded", r"(barrier|coordination|distributed|connect)", LIKELY),
             Pattern("barrier", r"store based barrier on rank.*(timed out|timeout)", sure=LIKELY),
-            Pattern("rendezvousconnectionerror", sure=LIKELY),
-            Pattern("rendezvousclosederror", sure=LIKELY),
-            Pattern("the client socket has timed out after", sure=LIKELY),
             Pattern("tcp client failed to connect", r"timed out", sure=LIKELY),
         ),
         follows=(
@@ -111,9 +98,8 @@ CAUSES = (
                 r"Connection refused|No route|unreachable|errno: 1(11|13|01)",
                 sure=LIKELY,
             ),
-            Pattern("failed to connect to any network address", sure=LIKELY),
-            Pattern("no route to host", sure=LIKELY),
-            Pattern("network is unreachable", sure=LIKELY),
+            *phrases("failed to connect to any network address", "no route to host", sure=LIKELY),
+            *phrases("network is unreachable", "host not found", "unable to resolve hostname", sure=LIKELY),
             Pattern("connection refused", r"(store|socket|rendezvous|c10d|TCPStore|master|bootstrap)", LIKELY),
             Pattern(
                 "connect",
@@ -124,9 +110,7 @@ CAUSES = (
                 any_level=True,
             ),
             Pattern("connectionrefusederror", r"^(?!.*http)", LIKELY),
-            Pattern("host not found", sure=LIKELY),
             Pattern("name or service not known", r"^(?!.*http|ssh:)", LIKELY),
-            Pattern("unable to resolve hostname", sure=LIKELY),
             Pattern("could not resolve host", r"master|MASTER_ADDR|node", LIKELY),
         ),
         follows=("port_in_use", "no_network", "ssh_login"),
@@ -138,10 +122,8 @@ CAUSES = (
         "choose another port (MASTER_PORT, or torchrun --rdzv-endpoint HOST:0); a process of an earlier run may still "
         "use this one (ss -ltnp)",
         (
-            Pattern("eaddrinuse"),
-            Pattern("address already in use"),
+            *phrases("eaddrinuse", "address already in use", "failed to listen on any local network address"),
             Pattern("failed to bind", sure=LIKELY),
-            Pattern("failed to listen on any local network address"),
             Pattern("port", r"port \d+ is (already )?in use"),
         ),
     ),
@@ -152,19 +134,12 @@ CAUSES = (
         "find the rank that exited first: `recipes logs RUN --all`; if none failed, test the network: "
         "`recipes cluster bisect PROFILE`",
         (
-            Pattern("connection closed by peer", sure=LIKELY),
-            Pattern("connection reset by peer", sure=LIKELY),
-            Pattern("stop_waiting response is expected", sure=LIKELY),
+            *phrases("connection closed by peer", "connection reset by peer", sure=LIKELY),
+            *phrases("stop_waiting response is expected", "brokenpipeerror", sure=LIKELY),
+            *phrases("connection was likely closed", "failed to recv, got 0 bytes", "recvvalue failed", sure=LIKELY),
+            *phrases("sendbytes failed", "recvvalueswithtimeout failed", "another rank has gone", sure=LIKELY),
+            *phrases("successfully reached monitoredbarrier", "connectfullmesh failed", sure=LIKELY),
             Pattern("broken pipe", r"(Errno 32|\w+Error\b|sendBytes|writev)", LIKELY),
-            Pattern("brokenpipeerror", sure=LIKELY),
-            Pattern("connection was likely closed", sure=LIKELY),
-            Pattern("failed to recv, got 0 bytes", sure=LIKELY),
-            Pattern("recvvalue failed", sure=LIKELY),
-            Pattern("sendbytes failed", sure=LIKELY),
-            Pattern("recvvalueswithtimeout failed", sure=LIKELY),
-            Pattern("another rank has gone", sure=LIKELY),
-            Pattern("successfully reached monitoredbarrier", sure=LIKELY),
-            Pattern("connectfullmesh failed", sure=LIKELY),
             Pattern("mpi communication peer process has unexpectedly disconnected", sure=LIKELY, any_level=True),
             Pattern("connectionerror", r"^(\w+\.)*Connection(Reset|Aborted)Error", HINT),
             Pattern("connection reset", r"^(\w+\.)*ConnectionResetError", HINT),
@@ -175,14 +150,12 @@ CAUSES = (
         "nccl_remote_gone",
         ECHO,
         "NCCL lost the connection to another rank, which has exited or is unreachable",
-        "find the rank that exited first; if none did, test the links with `recipes cluster health PROFILE` and "
+        "find the rank that exited first; if none did, test the links with `recipes cluster health PROFILE`, and set "
         "NCCL_DEBUG=INFO",
         (
-            Pattern("ncclremoteerror", sure=LIKELY),
-            Pattern("remote process exited", sure=LIKELY),
+            *phrases("ncclremoteerror", "remote process exited", "nccl communicator was aborted", sure=LIKELY),
+            *phrases("nccl communicator encountered error set by", sure=LIKELY),
             Pattern("connection closed by remote peer", any_level=True, sure=LIKELY, alone=False),
-            Pattern("nccl communicator was aborted", sure=LIKELY),
-            Pattern("nccl communicator encountered error set by", sure=LIKELY),
             Pattern("aborted due to", r"NCCL.*(comm|work)", HINT),
             Pattern("socket recv failed", any_level=True, sure=HINT, alone=False),
             Pattern("socketprogress", r"Connection (closed|reset)|error", HINT, any_level=True, alone=False),
@@ -193,9 +166,8 @@ CAUSES = (
         "ib_link",
         GROUND,
         "an InfiniBand or RoCE link failed during the run: packets were not acknowledged, or a port went down",
-        "`recipes cluster bisect PROFILE --nodes NODES` finds the node, and ibstat, ibdiagnet and the switch "
-        "counters find "
-        "the cable; exclude the node until it is repaired",
+        "`recipes cluster bisect PROFILE --nodes NODES` finds the node, and ibstat, ibdiagnet and the switch counters "
+        "find the cable; exclude the node until it is repaired",
         (
             Pattern("got completion", r"NET/IBP?\s?: Got completion .*(error|status)", any_level=True, sure=LIKELY),
             Pattern(
@@ -208,8 +180,7 @@ CAUSES = (
                 "mlx5",
                 r"(Port: \d+ Link DOWN|link down|health compromised|fatal|cable is unplugged|syndrome)",
                 LIKELY,
-                True,
-                True,
+                any_level=True,
             ),
             Pattern("ib port", r"(down|inactive|not active|error)", LIKELY, any_level=True),
             Pattern("link_downed", r"[1-9]", LIKELY, any_level=True),
@@ -227,15 +198,12 @@ CAUSES = (
             Pattern("net/ib : no device found", any_level=True, alone=False, sure=HINT),
             # The queue pair was never connected: its GID cannot be reached from here, regardless of the cable.
             Pattern("ibv_modify_qp failed", any_level=True, sure=LIKELY),
-            Pattern("ibv_open_device", r"fail|error", any_level=True),
-            Pattern("ibv_get_device_list", r"fail|error", any_level=True),
-            Pattern("ibv_query_gid", r"fail|error", any_level=True),
-            Pattern("unable to open device mlx", any_level=True),
+            *phrases("ibv_open_device", "ibv_get_device_list", "ibv_query_gid", pattern=r"fail|error", any_level=True),
+            *phrases("unable to open device mlx", "no usable listening interface", any_level=True),
+            *phrases("failed to initialize any net plugin", any_level=True),
             Pattern("failed to open libibverbs", any_level=True, alone=False, sure=LIKELY),
-            Pattern("no usable listening interface", any_level=True),
             Pattern("nccl_ib_hca", r"(not found|no match|invalid)", LIKELY, any_level=True),
             Pattern("failed to initialize net plugin", any_level=True, alone=False, sure=LIKELY),
-            Pattern("failed to initialize any net plugin", any_level=True),
         ),
         follows=("locked_memory_limit",),
         message_topics=r"\b(mlx\d|ibv|UCX)(?![a-z])|\bInfiniBand\b|\bRoCE\b",
@@ -247,12 +215,10 @@ CAUSES = (
         "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that every node has (ip -br addr); "
         "unset them if the nodes differ",
         (
-            Pattern("no socket interface found"),
+            *phrases("no socket interface found", "unable to find address for", "unable to find interface"),
+            *phrases("ifa == nullptr"),
             Pattern("no interface found", r"NCCL|bootstrap|ifname", any_level=True),
-            Pattern("unable to find address for"),
-            Pattern("unable to find interface"),
             Pattern("address family not supported", sure=LIKELY, any_level=True),
-            Pattern("ifa == nullptr"),
             Pattern("gloo", r"makeDeviceFor(Interface|Hostname)", LIKELY),
             Pattern("failed to bind to", r"(ifname|interface)", LIKELY),
         ),
@@ -261,13 +227,11 @@ CAUSES = (
         "nvlink",
         GROUND,
         "NVLink or an NVSwitch reported an uncorrectable error",
-        "drain the node and reset its GPUs; then run `nvidia-smi nvlink -e`, dcgmi diag -r 3 and `recipes cluster "
+        "drain the node and reset its GPUs; then run `nvidia-smi nvlink -e`, `dcgmi diag -r 3` and `recipes cluster "
         "health PROFILE`",
         (
-            Pattern("uncorrectable nvlink error"),
+            *phrases("uncorrectable nvlink error", "cudaerrornvlinkuncorrectable", "cuda_error_nvlink_uncorrectable"),
             Pattern("xid", r"Xid.*?: (74|14[4-9]|150)\b", any_level=True),
-            Pattern("cudaerrornvlinkuncorrectable"),
-            Pattern("cuda_error_nvlink_uncorrectable"),
             Pattern(
                 "nvlink",
                 r"(uncorrectable|fatal|link (is )?(down|failed)|inactive|training failed|recovery error)",
@@ -281,16 +245,12 @@ CAUSES = (
         "fabric_manager",
         GROUND,
         "the GPUs of an NVSwitch system cannot communicate: Fabric Manager is not running, or its version does not "
-        "match "
-        "the driver",
-        "run systemctl status nvidia-fabricmanager on the node, install the version that matches the driver, and "
-        "reboot; "
-        "NCCL_NVLS_ENABLE=0 only disables NVLink SHARP",
+        "match the driver",
+        "run `systemctl status nvidia-fabricmanager` on the node, install the version that matches the driver, and "
+        "reboot; NCCL_NVLS_ENABLE=0 only disables NVLink SHARP",
         (
-            Pattern("system not yet initialized"),
-            Pattern("cudaerrorsystemnotready"),
-            Pattern("cuda_error_system_not_ready"),
-            Pattern("error 802"),
+            *phrases("system not yet initialized", "cudaerrorsystemnotready", "cuda_error_system_not_ready"),
+            *phrases("error 802"),
             Pattern("fabric manager", r"(fail|error|not running|version mismatch|not initialized)"),
             Pattern("fabricmanager", r"(fail|error|not running|mismatch)", LIKELY),
             Pattern("nvls", r"(multicast|bind).*(fail|error)|Cuda failure.*(401|invalid|present state)"),
@@ -326,8 +286,8 @@ CAUSES = (
         "duplicate_gpu",
         PROGRAM,
         "two ranks use the same GPU",
-        "use one rank per GPU: torch.cuda.set_device(LOCAL_RANK), --ntasks-per-node equal to the number of "
-        "GPUs, and no CUDA_VISIBLE_DEVICES or --gpus-per-task that gives every rank the same GPU",
+        "use one rank per GPU: torch.cuda.set_device(LOCAL_RANK), --ntasks-per-node equal to the number of GPUs, and "
+        "neither a CUDA_VISIBLE_DEVICES nor a --gpus-per-task with the same GPU for every rank",
         (
             Pattern("duplicate gpu detected", any_level=True),
             Pattern("ranks share", r"same (GPU|device)|one GPU", LIKELY),
@@ -341,16 +301,15 @@ CAUSES = (
         "NCCL_DEBUG=INFO prints the call and the interface; `recipes cluster health PROFILE` tests the links "
         "between nodes",
         (
-            Pattern("ncclsystemerror", sure=LIKELY),
-            Pattern("unhandled system error", sure=LIKELY),
+            *phrases("ncclsystemerror", "unhandled system error", sure=LIKELY),
             Pattern(
                 "nccl warn",
                 r"Call to (connect|bind|socket|ibv_\w+|recv|send|open) .*(fail|return)",
                 LIKELY,
-                False,
-                True,
+                alone=False,
+                any_level=True,
             ),
-            Pattern("bootstrap", r"NCCL WARN.*Bootstrap.*(fail|timed out|error|wrong)", LIKELY, True, True),
+            Pattern("bootstrap", r"NCCL WARN.*Bootstrap.*(fail|timed out|error|wrong)", LIKELY, any_level=True),
         ),
         follows=(
             *("ib_link", "ib_setup", "network_interface", "shared_memory_full", "locked_memory_limit", "port_in_use"),
@@ -361,16 +320,13 @@ CAUSES = (
     Cause(
         "nccl_internal",
         PROGRAM,
-        "NCCL failed internally, or one of its CUDA calls did",
+        "NCCL failed internally or in a CUDA call",
         "NCCL_DEBUG=WARN prints the call that failed; use a driver, NCCL and an image from the same release",
         (
-            Pattern("ncclunhandledcudaerror", sure=LIKELY),
-            Pattern("ncclinternalerror", sure=LIKELY),
-            Pattern("ncclinvalidusage", sure=LIKELY),
-            Pattern("proxy call to rank", sure=LIKELY),
-            Pattern("ncclinvalidargument", sure=LIKELY),
+            *phrases("ncclunhandledcudaerror", "ncclinternalerror", "ncclinvalidusage", sure=LIKELY),
+            *phrases("proxy call to rank", "ncclinvalidargument", sure=LIKELY),
             Pattern("nccl error", r"NCCL error\b.*(internal|invalid|unhandled cuda|unknown)", LIKELY),
-            Pattern("nccl warn", r"Cuda failure", LIKELY, False, True),
+            Pattern("nccl warn", r"Cuda failure", LIKELY, alone=False, any_level=True),
         ),
         follows=(
             *("gpu_out_of_memory", "duplicate_gpu", "fabric_manager", "nvlink", "gpu_lost", "gpu_ecc", "gpu_xid"),
@@ -383,11 +339,11 @@ CAUSES = (
         "rank_gone_slow",
         ENDING,
         "one GPU or node is slower than the others, which have to wait for it",
-        "`recipes cluster bisect PROFILE --nodes NODES` finds the node; with=stragglers keeps monitoring",
+        "`recipes cluster bisect PROFILE --nodes NODES` finds the node; with=stragglers monitors the GPUs of a run",
         (
-            Pattern("straggler", r"(detected|found|identified|GPU|rank|node).*\d", LIKELY, True, True),
-            Pattern("stragglers", r"(detected|found|identified).*\d", LIKELY, True, True),
-            Pattern("slowest rank", r"\d+(\.\d+)?x slower", HINT, False, True),
+            Pattern("straggler", r"(detected|found|identified|GPU|rank|node).*\d", LIKELY, any_level=True),
+            Pattern("stragglers", r"(detected|found|identified).*\d", LIKELY, any_level=True),
+            Pattern("slowest rank", r"\d+(\.\d+)?x slower", HINT, alone=False, any_level=True),
         ),
         follows=("gpu_throttled", "ib_link"),
     ),

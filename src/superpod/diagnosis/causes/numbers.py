@@ -1,17 +1,16 @@
-"""Causes: abnormal values in a run that continues. Most are detected from loss values: see losses.py."""
+"""Causes: abnormal losses, gradients and step times. Most are detected in the reported values by losses.py."""
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import CERTAIN, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import CERTAIN, HINT, LIKELY, PROGRAM, Cause, Pattern, phrases
 
 CAUSES = (
     Cause(
         "loss_is_nan",
         PROGRAM,
         "the loss or a gradient is not a number (NaN)",
-        "resume from a checkpoint before that step with a lower optim.config.lr or a longer warm-up; skip the "
-        "batch; use "
-        "bf16 instead of fp16; `recipes rehearse NAME` compares the layout with a single rank",
+        "resume from a checkpoint before that step with a lower optim.config.lr or a longer warm-up; skip the batch; "
+        "use bf16 instead of fp16; `recipes rehearse NAME` compares the layout with a single rank",
         (
             Pattern("found ", r"found (nan|inf) in"),
             Pattern("unexpected result", r"result (nan|inf)"),
@@ -22,15 +21,13 @@ CAUSES = (
                 any_level=True,
             ),
             Pattern("nan", r"\b(nan|NaN|inf) (loss|gradients?|grad norm)\b(?! (check|iterations|in_|and))", LIKELY),
-            Pattern("loss is not a number"),
+            *phrases("loss is not a number", "model diverged with loss = nan", "probability tensor contains either"),
             Pattern("grad", r"\bgrad\w*( norm)? (is|was|became) (nan|inf)\b", LIKELY),
             Pattern("not finite", r"\b(loss|grad\w*)\b.*(is|are) not finite", CERTAIN),
             Pattern("non-finite", r"\b(loss|grad\w*|norm)\b"),
             Pattern("returned nan values in its", r"Function '\w+' returned nan"),
             Pattern("nan or inf", r"(loss|grad|activations?|logits|tensor)", LIKELY),
-            Pattern("model diverged with loss = nan"),
             Pattern("must be > 0 and finite", sure=HINT),
-            Pattern("probability tensor contains either"),
             Pattern("found invalid values", r"constraint", LIKELY),
         ),
         follows=("silent_corruption", "gpu_ecc", "fp16_overflow"),
@@ -50,10 +47,9 @@ CAUSES = (
     Cause(
         "loss_spike",
         PROGRAM,
-        "the loss jumped within one step",
+        "the loss increased sharply within one step",
         "resume from a checkpoint before that step and skip its batch; clip gradients (optim.config.clip_grad), or "
-        "lower "
-        "lr or beta2; inspect that batch",
+        "lower lr or beta2; inspect that batch",
         (
             Pattern("loss spike", r"(detected|found|at (step|iteration))", LIKELY),
             Pattern("spiky loss", r"detected|unexpected", CERTAIN, any_level=True),
@@ -65,8 +61,7 @@ CAUSES = (
         "loss_diverged",
         PROGRAM,
         "the loss is rising and does not recover",
-        "resume from a checkpoint before the rise, with a lower optim.config.lr, a longer warm-up, or clipped"
-        " gradients",
+        "resume from a checkpoint before the rise with a lower optim.config.lr, a longer warm-up or clipped gradients",
         (Pattern("diverge", r"\b(loss|training|model)\b.*\b(has |is |have )?diverg(ed|ing)\b", LIKELY),),
         follows=("loss_is_nan", "silent_corruption"),
     ),
@@ -74,8 +69,8 @@ CAUSES = (
         "slow_data",
         PROGRAM,
         "the ranks spend time waiting for data",
-        "use more data workers and prefetching, move the data to a faster disk, or build its index in advance"
-        " (`recipes data build`)",
+        "use more data workers and prefetching, move the data to a faster disk, or build its index in advance with "
+        "`recipes data build`",
         (
             Pattern("dataloader timed out"),
             Pattern("dataloader", r"(slow|starv|bottleneck).*(\d+(\.\d+)? ?(s|ms|%))", LIKELY),

@@ -10,17 +10,17 @@ from superpod.collection.facts.adapters import adapter_rank, adapter_targets
 from superpod.collection.registry import ADAPTERS, Recipe
 
 ADAPTER_CLASSES = {"lora": "LoRA", "dora": "DoRA"}
-"""Task -> class of `llm.peft`."""
+"""Task -> adapter class in `llm.peft`."""
 
 VALIDATION_SHARE = 0.05
-"""Maximum share of a run's time for validation."""
+"""Maximum share of a run's time spent in validation."""
 
 
 def apply(partial: run.Partial, recipe: Recipe) -> None:
-    """Set the initial weights (imported from Hugging Face), the validation interval, and the adapters of the task."""
+    """Set a fine-tuning recipe's initial weights (imported from Hugging Face), validation interval and adapters."""
     partial.tokenizer = "data"  # the tokenizer of the data module; a data folder has the model's own
     if recipe.model.hf:
-        weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt writes them, below NEMO_HOME
+        weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt writes them, in NEMO_HOME
         partial.resume.restore_config = run.Config(nl.RestoreConfig, path=weights)
     partial.trainer.strategy.ckpt_load_strictness = "log_all"  # weights imported without TE have no _extra_state
     if partial.trainer.strategy.context_parallel_size > 1:
@@ -42,12 +42,12 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
 
 
 def validation_interval(steps: int, batches: int, task: str) -> int:
-    """Return the number of steps between two validations of `batches` global batches each.
+    """Return the number of steps between validations of `batches` global batches, in a run of `steps` steps.
 
     Validation takes at most `VALIDATION_SHARE` of the time. A batch takes one forward pass: a third of a training step,
     or half of one with adapters, because frozen weights have no gradients. The interval divides `steps`, so that a run
     ends with a validation.
     """
-    forward = 1 / 2 if task in ADAPTERS else 1 / 3
-    shortest = min(steps, batches * forward / VALIDATION_SHARE)
+    steps_per_batch = 1 / 2 if task in ADAPTERS else 1 / 3
+    shortest = min(steps, batches * steps_per_batch / VALIDATION_SHARE)
     return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= shortest)

@@ -1,11 +1,11 @@
-"""Choose fused kernels, expert dispatcher and padding, and the precision of the optimizer's moments, for all models.
+"""Set fused kernels, expert dispatcher and padding, and the precision of the optimizer's moments, for all models.
 
-NeMo's configuration classes are inconsistent: half of those with rotary embeddings leave the fused kernel off, and
+NeMo's configuration classes are inconsistent: half of those with rotary embeddings disable the fused kernel, and
 Mixtral runs its experts sequentially. NVIDIA's published runs set these fields manually (NeMo 2.7.3,
 scripts/performance: helpers.py, llm/pretrain_*.py). Each rule below has a field and its value, the condition under
-which Megatron-Core 0.15.3 and Transformer Engine 2.9 support it, and the reason. A value that the model's own file sets
-takes precedence. The planner assumes these settings: fused activations, grouped GEMMs, and for DeepEP a dispatch that
-sends each token once to every NVLink domain.
+which Megatron-Core 0.15.3 and Transformer Engine 2.9 support it, and the reason. A value that the model's file sets
+takes precedence. The planner assumes these settings: fused activations, grouped GEMMs, and that DeepEP sends each token
+once to every NVLink domain.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from superpod.collection.recipe_job import loss_impl, moments, uses_deepep
+from superpod.nemo2.options import use_bf16_moments
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
 from superpod.planner.rules.job_rules import FP8
@@ -35,7 +36,7 @@ class Fusion:
     field: str
     value: object
     when: Callable[[Any, Recipe], bool]
-    """Condition on the model's configuration and the recipe."""
+    """Returns whether to set the field, for the model's configuration and the recipe."""
     why: str
 
 
@@ -46,19 +47,17 @@ def _has_fused_rope(config: Any, recipe: Recipe) -> bool:
     samples it does not support interleaved pairs (rope_utils.py:289), so fine-tuned Llama 4 and ChatGLM do not use it.
     The kernel for latent attention is experimental (fused_mla_yarn_rope_apply.py:327): it raises in the first forward
     pass unless a callback enables every experimental path of Megatron, as NVIDIA's scripts do
-    (pretrain_deepseek_v3.py:94). NeMo's recipes leave it off, as these recipes do.
+    (pretrain_deepseek_v3.py:94). It stays off here, as in NeMo's recipes.
     """
-    if config.position_embedding_type != "rope" or recipe.model.family in ("ssm", "encoders"):
-        return False
-    if config.multi_latent_attention:
+    if config.position_embedding_type != "rope" or config.multi_latent_attention or not _is_decoder(config, recipe):
         return False
     return recipe.task == "pretrain" or not config.rotary_interleaved
 
 
 def _is_swiglu(config: Any, recipe: Recipe) -> bool:
-    """Return whether dense layers or experts use SwiGLU (mlp.py:156, transformer_config.py:1202).
+    """Return whether the MLPs or experts use SwiGLU (mlp.py:156, transformer_config.py:1202).
 
-    The fused kernel for GeLU is not used, because it is an approximation.
+    The fused kernel of GeLU is not used, because it is an approximation.
     """
     return getattr(config.activation_func, "__name__", "") == "silu" and bool(config.gated_linear_unit)
 
@@ -71,6 +70,11 @@ def _is_moe(config: Any, recipe: Recipe) -> bool:
     return bool(config.num_moe_experts)
 
 
+def _has_expert_biases(config: Any) -> bool:
+    """Return whether experts have biases, with which grouped experts support no fused dropout (experts.py:762)."""
+    return bool(config.num_moe_experts and config.add_bias_linear)
+
+
 FUSIONS = (
     Fusion("apply_rope_fusion", True, _has_fused_rope, "one kernel instead of five passes over queries and keys"),
     Fusion("bias_activation_fusion", True, _is_swiglu, "stores only the input of SwiGLU, as the planner assumes"),
@@ -78,11 +82,7 @@ FUSIONS = (
         "bias_dropout_fusion",
         True,
         lambda config, recipe: (
-            _is_decoder(config, recipe)
-            and recipe.model.family != "nemotron"
-            and not (
-                config.num_moe_experts and config.add_bias_linear
-            )  # unsupported by grouped experts (experts.py:762)
+            _is_decoder(config, recipe) and recipe.model.family != "nemotron" and not _has_expert_biases(config)
         ),
         "NeMo disables it for Nemotron, and enables it for GPT-3 under the field's old name, which Megatron ignores",
     ),
@@ -111,22 +111,21 @@ FUSIONS = (
 
 
 def apply(partial: run.Partial, recipe: Recipe, layout: Layout, gpu: Gpu) -> None:
-    """Set the fields of `FUSIONS` that apply to this recipe, its expert dispatcher, padding and optimizer's moments."""
+    """Set the fields of `FUSIONS` that apply to a recipe, its expert dispatcher and padding, and Adam's moments."""
     if recipe.model.family == "tiny":
         return
     config = partial.model.config
     set_by_model = set(config.__arguments__)
     for fusion in FUSIONS:
-        if fusion.field in set_by_model or not fusion.when(config, recipe):
-            continue
-        if getattr(config, fusion.field) != fusion.value:
+        is_applicable = fusion.field not in set_by_model and fusion.when(config, recipe)
+        if is_applicable and getattr(config, fusion.field) != fusion.value:
             setattr(config, fusion.field, fusion.value)
     if uses_deepep(recipe.shape, gpu, layout):
         _use_deepep(partial)
-    if recipe.precision in FP8 and config.num_moe_experts and config.add_bias_linear:
+    if recipe.precision in FP8 and _has_expert_biases(config):
         _pad_tokens_of_experts(partial)
     if moments(recipe.model.name, recipe.task, recipe.precision, layout.sharding) == "bf16":
-        _use_bf16_moments(partial)
+        use_bf16_moments(partial)
 
 
 def _use_deepep(partial: run.Partial) -> None:
@@ -137,7 +136,7 @@ def _use_deepep(partial: run.Partial) -> None:
 
 
 def _pad_tokens_of_experts(partial: run.Partial) -> None:
-    """Let the router pad the number of tokens per expert for FP8, which experts with biases need (GPT-OSS).
+    """Let the router pad the number of tokens per expert, which experts with biases (GPT-OSS) need in FP8.
 
     Megatron-Core 0.15.3 otherwise pads inside the experts, removes the padding, and then splits the output by the
     padded counts to add the bias (experts.py:958-960), which fails in the first forward pass. It accepts the setting
@@ -147,10 +146,3 @@ def _pad_tokens_of_experts(partial: run.Partial) -> None:
     config, plugin = partial.model.config, partial.trainer.plugins
     config.moe_router_padding_for_fp8 = True
     config.fp8, config.fp8_recipe = plugin.fp8, plugin.fp8_recipe
-
-
-def _use_bf16_moments(partial: run.Partial) -> None:
-    import torch
-
-    partial.optim.config.use_precision_aware_optimizer = True
-    partial.optim.config.exp_avg_dtype = partial.optim.config.exp_avg_sq_dtype = torch.bfloat16

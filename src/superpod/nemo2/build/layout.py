@@ -26,17 +26,17 @@ STAGES = {
     "first_layers": "num_layers_in_first_pipeline_stage",
     "last_layers": "num_layers_in_last_pipeline_stage",
 }
-"""Further fields of `MegatronStrategy`, set only if the layout has a value."""
+"""Field of `Layout` -> field of `MegatronStrategy`, set only if the layout has a value."""
 
 FSDP = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
-"""Sharding -> data_parallel_sharding_strategy of Megatron-FSDP."""
+"""Data-parallel sharding -> data_parallel_sharding_strategy of Megatron-FSDP."""
 
 DATA = {"mbs": "micro_batch_size", "gbs": "global_batch_size"}
 """Field of `Layout` -> field of the data module."""
 
 
 def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
-    """Set all fields that depend on the recipe's layout on `num_nodes` nodes and on its sequence length."""
+    """Set all fields of `partial` that depend on the recipe's layout for `num_nodes` nodes and its sequence length."""
     layout = recipe.layout(num_nodes)
     for short, field in STRATEGY.items():
         with record_source(recipe, short, num_nodes):
@@ -58,7 +58,7 @@ def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
         _set_recompute(partial.model.config, layout)
     with record_source(recipe, "sharding", num_nodes):
         set_sharding(partial, layout.sharding)
-    if exchanges_heads(recipe.shape):  # has no effect without CP, but must be set in case an override adds CP
+    if exchanges_heads(recipe.shape):  # no effect without CP, but an override may add CP
         with record_source(recipe, "cp", num_nodes):
             partial.model.config.cp_comm_type = "a2a"
     with record_source(recipe, "seq", num_nodes):
@@ -70,9 +70,9 @@ def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
 
 
 def _set_positions(partial: run.Partial, recipe: Recipe) -> None:
-    """Set the size of T5's table of learned positions to the sequence length.
+    """Set the size of T5's learned position embedding to the sequence length.
 
-    The table of other models has `seq_length` rows, that of T5 `max_position_embeddings` rows (NeMo 2.7.3, t5.py:227;
+    It has `max_position_embeddings` rows, that of other models `seq_length` rows (NeMo 2.7.3, t5.py:227;
     gpt/model/base.py:399, bert/model/base.py:184).
     """
     config = partial.model.config
@@ -81,7 +81,7 @@ def _set_positions(partial: run.Partial, recipe: Recipe) -> None:
 
 
 def read_layout(partial: run.Partial) -> Layout:
-    """Read the current layout of `partial`, overrides included: the inverse of `apply_layout`."""
+    """Return the layout that the fields of `partial` describe: the inverse of `apply_layout`."""
     strategy, data, config = partial.trainer.strategy, partial.data, partial.model.config
     fields = {short: getattr(strategy, field) for short, field in (STRATEGY | STAGES).items()}
     fields |= {short: getattr(data, field) for short, field in DATA.items()}
@@ -111,7 +111,7 @@ def _set_recompute(config: run.Config, layout: Layout) -> None:
 
 
 def set_sharding(partial: run.Partial, sharding: str) -> None:
-    """Set the data-parallel sharding: one of `layout.CHOICES["sharding"]`."""
+    """Set the data-parallel sharding of a recipe; `sharding` is one of `layout.CHOICES["sharding"]`."""
     strategy = partial.trainer.strategy
     strategy.ddp.use_distributed_optimizer = sharding != "none"
     partial.optim.config.use_distributed_optimizer = sharding != "none"
@@ -124,6 +124,7 @@ def set_sharding(partial: run.Partial, sharding: str) -> None:
 
 
 def _read_sharding(partial: run.Partial) -> Any:
+    """Return the data-parallel sharding, one of `layout.CHOICES["sharding"]`."""
     strategy = partial.trainer.strategy
     if strategy.fsdp == "megatron":
         stages = {name: stage for stage, name in FSDP.items()}
@@ -132,7 +133,7 @@ def _read_sharding(partial: run.Partial) -> Any:
 
 
 def _format_stages(chunks: tuple[int, ...], mtp_layers: int) -> list[list[str]]:
-    """Convert the layers per chunk to Megatron's format (transformer/pipeline_parallel_layer_layout.py)."""
+    """Return Megatron's pipeline layout, a list of layer types per chunk, for the numbers of layers in `chunks`."""
     rows = [["decoder"] * count for count in chunks]
     rows[0].insert(0, "embedding")
     rows[-1] += ["mtp"] * mtp_layers + ["loss"]
@@ -140,7 +141,7 @@ def _format_stages(chunks: tuple[int, ...], mtp_layers: int) -> list[list[str]]:
 
 
 def _parse_stages(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
-    """Read the layers per chunk from Megatron's list or string (`Et|tt|tL`)."""
+    """Return the number of layers per chunk of a pipeline layout, which is a list or a string such as `Et|tt|tL`."""
     if stages is None:
         return None
     if isinstance(stages, str):
@@ -152,22 +153,20 @@ def _parse_stages(stages: str | list[list[str]] | None) -> tuple[int, ...] | Non
 
 @contextmanager
 def record_source(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
-    """Record the source of the fields that are set inside this context, for `recipes show --why`.
+    """Record the source of the fields that are set in this context, for `recipes show --why`.
 
-    The source is the command line or the planner for a `SizedRecipe`, else the line of the layout file if it has `key`,
-    else the calling code.
+    The source is the command line or the planner if it set `key` in a `SizedRecipe`, or else the line of the layout
+    file if it contains `key`, or else the calling code.
     """
     source = recipe.set_by.get(key) if isinstance(recipe, SizedRecipe) else None
+    has_interval = key == layout_text.SAVES and num_nodes in recipe.saves
     if source:
         location = history.Location(filename=source, line_number=0, function_name=None)
-        with history.custom_location(lambda: location):
-            yield
-        return
-    has_interval = key == layout_text.SAVES and num_nodes in recipe.saves
-    if not has_interval and key not in layout_text.written_fields(recipe.layout(num_nodes)):
+    elif has_interval or key in layout_text.written_fields(recipe.layout(num_nodes)):
+        line = recipe.lines.get(num_nodes, recipe.line)
+        location = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
+    else:
         yield
         return
-    line = recipe.lines.get(num_nodes, recipe.line)
-    location = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
     with history.custom_location(lambda: location):
         yield

@@ -14,18 +14,16 @@ if TYPE_CHECKING:
 STEPS = "trainer.max_steps"
 SCHEDULE = "optim.lr_scheduler"
 PHASES = ("warmup_steps", "constant_steps")
-"""Fields of `SCHEDULE` that are numbers of steps; the decay takes the remaining steps."""
-SHARE = 10
-"""A phase takes at most 1 / `SHARE` of the steps."""
+"""Fields of `SCHEDULE` with the number of steps of a phase; the decay takes the remaining steps."""
 
 
 def shorten(phase: int, steps: int) -> int:
-    """Return the number of steps of a phase in a run of `steps` steps: at most a tenth of the run."""
-    return min(phase, steps // SHARE)
+    """Return the length of a phase of `phase` steps in a run of `steps` steps: at most a tenth of the run."""
+    return min(phase, steps // 10)
 
 
 def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """Shorten the phases of the schedule if `overrides` set the number of steps; overridden phases stay unchanged."""
+    """Shorten the phases of a recipe's schedule if `overrides` set its steps; overridden phases stay unchanged."""
     steps = partial.trainer.max_steps
     if not is_overridden(overrides, STEPS) or not isinstance(steps, int):
         return
@@ -37,11 +35,10 @@ def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 
 def notes(warmup: int, overrides: Sequence[str]) -> list[str]:
-    """Return a note for the user if `fit` will shorten the recipe's warm-up."""
+    """Return [note] if `fit` will shorten a warm-up of `warmup` steps because of `overrides`; otherwise []."""
     steps = values.literal(values.assigned_values(overrides).get(STEPS, ""))
     if type(steps) is not int or steps < 1 or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
         return []
     shorter = shorten(warmup, steps)
-    if shorter == warmup:
-        return []
-    return [f"warm-up shortened from {warmup} to {shorter} steps: at most a tenth of {STEPS}={steps}"]
+    note = f"warm-up shortened from {warmup} to {shorter} steps: at most a tenth of {STEPS}={steps}"
+    return [note] if shorter < warmup else []

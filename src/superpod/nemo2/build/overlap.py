@@ -1,4 +1,4 @@
-"""Overlap communication with computation: data-parallel collectives, pipeline sends, and TP with userbuffers."""
+"""Overlap communication with computation: data-parallel collectives, pipeline sends, TP with userbuffers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from superpod.planner.planned_job import Options
 
 
 def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options) -> None:
-    """Add NeMo's overlap callback and enable each overlap that this layout and its planned `options` allow.
+    """Add NeMo's overlap callback to a recipe, and enable each overlap that the layout and its `options` allow.
 
-    The callback itself enables the overlap of pipeline sends if the layout has virtual stages.
+    The callback enables the overlap of pipeline sends if the layout has virtual stages.
     """
     ddp = partial.trainer.strategy.ddp
     ddp.overlap_grad_reduce = True
@@ -24,7 +24,7 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options
     overlaps_tp = layout.tp > 1 and layout.sp and options.overlap_tp
     callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=overlaps_tp)
     if not options.overlap_params:
-        callback.overlap_param_gather = False  # otherwise the callback's setup would enable the overlap again
+        callback.overlap_param_gather = False  # otherwise, the callback's setup would enable it again
     if callback.tp_comm_overlap:
         tuned_config = _find_userbuffer_config(partial, layout, recipe)
         if tuned_config is not None:
@@ -33,9 +33,9 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options
 
 
 def _find_userbuffer_config(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Config | None:
-    """Find NeMo's tuned userbuffer configuration for this shape; None stands for Transformer Engine's defaults.
+    """Return NeMo's tuned userbuffer configuration for a recipe's shape and layout; None if NeMo has none.
 
-    NeMo has configurations for one GPU of each generation. The other GPUs of the generation use them too, because their
+    NeMo has configurations for one GPU of each generation. They also apply to the other GPUs of the generation, whose
     Tensor Cores and NVLink are the same.
     """
     kind = "bf16" if recipe.precision == "bf16" else "fp8"
@@ -49,6 +49,6 @@ def _find_userbuffer_config(partial: run.Partial, layout: Layout, recipe: Recipe
 
 
 def same_generation_gpus(gpu: str) -> list[str]:
-    """List a GPU, followed by the other GPUs of its generation."""
+    """Return the names of a GPU and of the other GPUs of its generation, in this order."""
     gpus = hardware.builtin().gpus
     return [gpu, *(name for name, other in gpus.items() if other.generation == gpus[gpu].generation and name != gpu)]

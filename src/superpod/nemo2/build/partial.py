@@ -1,7 +1,4 @@
-"""Build the complete `run.Partial` of a recipe: common settings, then model, layout, precision and overlap.
-
-Imports NeMo; `superpod.recipes.build` calls it.
-"""
+"""Build the complete `run.Partial` of a recipe. Imports NeMo; called by `superpod.recipes.build`."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ for _library in ("nemo_run/config.py", "fiddle/_src/experimental/dataclasses.py"
 
 
 def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
-    """Build the complete configuration of `recipe` on `num_nodes` nodes. Default: the smallest size of the recipe.
+    """Return the complete configuration of a recipe on `num_nodes` nodes; None = the smallest size of the recipe.
 
     Raises:
         UserError: the recipe has no layout for that many nodes.

@@ -1,4 +1,4 @@
-"""Set number formats: the `MegatronMixedPrecision` plugin and the matching optimizer flags."""
+"""Set the number formats of a recipe: the `MegatronMixedPrecision` plugin and the matching optimizer flags."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecisio
 
 from superpod.errors import UserError
 
-DTYPES = {
+DTYPES: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16-mixed", "dtype": torch.bfloat16},
     "fp16": {"precision": "16-mixed", "dtype": torch.float16},
     "fp32": {"precision": "32", "dtype": torch.float32},
 }
+"""Precision without FP8 -> precision of the plugin, and its data type."""
 
 FP8: dict[str, dict[str, Any]] = {
     # Delayed scaling: one scale per tensor, from the maximum values of the last 1,024 steps.
@@ -33,17 +34,17 @@ FP8: dict[str, dict[str, Any]] = {
     # Microscaling: one power-of-two scale per 32 values, in Blackwell's Tensor Cores.
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
 }
-"""Fields set in addition to those of BF16: the FP8 recipes of NeMo 2.7.3 (mixed_precision.py) and NVIDIA's runs."""
+"""FP8 precision -> fields set in addition to those of BF16, as in NeMo 2.7.3 (mixed_precision.py) and NVIDIA's runs."""
 
 
 def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf16_ends: int = 1) -> None:
-    """Set the precision of a configuration.
+    """Set the precision of a recipe.
 
     Args:
-        partial: the configuration to change.
+        partial: the recipe to change.
         precision: the last part of a recipe's name, such as fp8cs.
         fp8_params: whether parameters are stored and gathered in FP8.
-        bf16_ends: number of layers at each end that stay in BF16 (`ModelShape.bf16_ends`).
+        bf16_ends: number of layers at each end of the model that stay in BF16 (`ModelShape.bf16_ends`).
 
     Raises:
         UserError: the precision is unknown.

@@ -10,7 +10,7 @@ from nemo.lightning.pytorch.callbacks import NsysCallback, PytorchProfilerCallba
 
 
 def torch_profiler(first: int, last: int) -> run.Config:
-    """Configure PyTorch's profiler for steps `first` to `last`; profiled.py sets its ranks and folder.
+    """Return a callback that runs PyTorch's profiler in steps `first` to `last`; profiled.py sets ranks and folder.
 
     `active_steps` covers all steps, because the profiler overwrites its trace after `active_steps` steps.
     """
@@ -18,5 +18,5 @@ def torch_profiler(first: int, last: int) -> run.Config:
 
 
 def nsys(first: int, last: int, ranks: tuple[int, ...]) -> run.Config:
-    """Configure the steps and ranks that `nsys profile --capture-range=cudaProfilerApi` records."""
+    """Return a callback that starts and stops `nsys profile --capture-range=cudaProfilerApi` on `ranks`."""
     return run.Config(NsysCallback, start_step=first - 1, end_step=last, ranks=list(ranks))

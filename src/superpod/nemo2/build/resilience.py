@@ -1,4 +1,4 @@
-"""Configure checkpoints and resuming."""
+"""Set how a recipe saves checkpoints and resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
-    """Save asynchronously, keep the three newest checkpoints, and resume from the newest complete one."""
+    """Let a recipe save asynchronously, keep the three newest checkpoints, and resume from the newest complete one."""
     import nemo_run as run
     from nemo import lightning as nl
 

@@ -1,4 +1,4 @@
-"""Named constants at the top of an exported file: the values that users are most likely to change."""
+"""Choose the constants at the top of an exported file: the values that users are most likely to change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import fiddle as fdl
 
 FOLDER = "log.log_dir"
-"""Folder of checkpoints and logs; written into every file, even if it is NeMo's default."""
+"""Path of the folder of checkpoints and logs; every file sets it, even if it is NeMo's default."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Constant:
     name: str
     value: object
     why: str
-    """Comment after the constant, or ""."""
+    """Comment after the constant; "" = none."""
 
 
 KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -43,11 +43,11 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("DATA", ("data.paths",), "tokenized text: paths of .bin and .idx files without the suffix"),
     ("DATA", ("data.dataset_root",), "folder with training.jsonl, validation.jsonl and test.jsonl"),
 )
-"""Name, paths and comment of each constant. A path whose value differs from that of the first path is not replaced."""
+"""Name, paths and comment of each constant. It replaces the values of the paths that equal that of the first path."""
 
 
 def set_log_folder(partial: fdl.Buildable) -> fdl.Buildable:
-    """Return the recipe with an explicit log folder; if it sets none, a copy with NeMo's default, None."""
+    """Return the recipe if it sets its log folder; otherwise, a copy that sets it to NeMo's default, None."""
     log = getattr(partial, "log", None)
     if not isinstance(log, fdl.Buildable) or "log_dir" in log.__arguments__:
         return partial
@@ -59,22 +59,22 @@ def set_log_folder(partial: fdl.Buildable) -> fdl.Buildable:
 
 
 def constants(partial: fdl.Buildable) -> Mapping[str, Constant]:
-    """Return the constants of a recipe, by the path of the value that each replaces."""
+    """Return {path: constant that replaces the value at this path} for a recipe."""
     by_path: dict[str, Constant] = {}
-    names: dict[str, Constant] = {}
+    by_name: dict[str, Constant] = {}
     for name, paths, why in KNOWN:
         for path in paths:
-            is_set, value = _read(partial, path)
+            is_set, value = _get_by_path(partial, path)
             if not is_set or isinstance(value, fdl.Buildable):
                 continue
-            constant = names.setdefault(name, Constant(name, value, why))
+            constant = by_name.setdefault(name, Constant(name, value, why))
             if type(constant.value) is type(value) and constant.value == value:
                 by_path[path] = constant
     return by_path
 
 
-def _read(partial: fdl.Buildable, path: str) -> tuple[bool, object]:
-    """Return (whether the recipe sets the value at a path, the value)."""
+def _get_by_path(partial: fdl.Buildable, path: str) -> tuple[bool, object]:
+    """Return whether a recipe sets the value at a path, and the value (None if it does not)."""
     value: object = partial
     for name in path.split("."):
         if not isinstance(value, fdl.Buildable) or name not in value.__arguments__:

@@ -25,11 +25,12 @@ PARTS = ("recipe", "model", "data", "trainer.strategy", "trainer.plugins", "trai
 """Groups of a diff in the order of the output; other groups follow."""
 
 UNSET, DEFAULT = "-", "default "
+"""Value of a field that a recipe lacks, and prefix of a value that it does not set."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A path at which two recipes differ. Values that a recipe does not set have the prefix `default `."""
+    """A path at which two recipes differ, and the values `a` and `b` there; `why` is the effect of the field."""
 
     path: str
     a: str
@@ -44,7 +45,7 @@ class Difference:
 
 
 def load(name: str, num_nodes: int | None = None) -> fdl.Buildable:
-    """Build the recipe with this name, which may be a recipe of NeMo (`nemo:...`).
+    """Build the recipe `name`, which may be a recipe of NeMo (`nemo:...`), on `num_nodes` nodes (None = its default).
 
     Raises:
         UserError: there is no such recipe, or NeMo's recipe function raised an error.
@@ -55,25 +56,25 @@ def load(name: str, num_nodes: int | None = None) -> fdl.Buildable:
 
 
 def differences(a: fdl.Buildable, b: fdl.Buildable) -> list[Difference]:
-    """List the paths at which two recipes differ, sorted by group.
+    """Return the paths at which two recipes differ, sorted by group.
 
     A value that only one recipe sets is compared with the default of the other.
     """
     left, right = _collect_values(a), _collect_values(b)
     in_one_only = left.nodes.keys() ^ right.nodes.keys()
-    rows = []
+    found = []
     for path in dict.fromkeys([*left.lines, *right.lines]):
         if any(path.startswith(f"{node}.") for node in in_one_only):
-            continue  # the row of the entire configuration covers its fields
-        value_a, value_b = _value(left, path), _value(right, path)
-        if not _equal(value_a.removeprefix(DEFAULT), value_b.removeprefix(DEFAULT)):
-            rows.append(Difference(path, value_a, value_b, meaning(path)))
+            continue  # the difference of the entire configuration covers its fields
+        value_a, value_b = _value_or_default(left, path), _value_or_default(right, path)
+        if not _are_equal(value_a.removeprefix(DEFAULT), value_b.removeprefix(DEFAULT)):
+            found.append(Difference(path, value_a, value_b, meaning(path)))
     order = {part: i for i, part in enumerate(PARTS)}
-    return sorted(rows, key=lambda d: (order.get(d.part, len(order)), d.part, d.path))
+    return sorted(found, key=lambda d: (order.get(d.part, len(order)), d.part, d.path))
 
 
-def _equal(a: str, b: str) -> bool:
-    """Return whether two values are equal; numbers up to rounding, because NeMo computes some, such as 0.1 * lr."""
+def _are_equal(a: str, b: str) -> bool:
+    """Return whether two formatted values are equal; numbers up to rounding, because NeMo computes some of them."""
     try:
         return a == b or math.isclose(float(a), float(b), rel_tol=1e-12)
     except ValueError:
@@ -81,12 +82,13 @@ def _equal(a: str, b: str) -> bool:
 
 
 def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
+    """Build the recipe of NeMo's module and function `text`, such as `llama3_8b.finetune_recipe`. Raises UserError."""
     from nemo.collections.llm import recipes
 
     module, _, factory = text.partition(".")
     modules = [info.name for info in pkgutil.iter_modules(recipes.__path__)]
     if module not in modules:
-        raise UserError(f"NeMo has no recipe called {module!r}", did_you_mean(module, modules))
+        raise UserError(f"NeMo has no recipe module {module!r}", did_you_mean(module, modules))
     functions = vars(importlib.import_module(f"{recipes.__name__}.{module}"))
     make = functions.get(factory or "pretrain_recipe")
     if not callable(make):
@@ -108,9 +110,10 @@ def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of a recipe by path. List items are identified by class, not by index, so that order is irrelevant."""
+    """The values of a recipe by path. A path identifies list items by class, so that their order is irrelevant."""
 
     lines: dict[str, str]
+    """Path -> formatted value."""
     nodes: dict[str, fdl.Buildable]
     """Path -> configuration, to look up defaults."""
 
@@ -126,7 +129,7 @@ def _collect_values(partial: fdl.Buildable) -> _Values:
 
 
 def _walk(path: str, value: object) -> Iterator[tuple[str, fdl.Buildable]]:
-    """Yield each configuration inside a value with its path."""
+    """Yield the path and the configuration for each configuration in `value`, whose own path is `path`."""
     if isinstance(value, fdl.Buildable):
         yield path, value
         for field, item in value.__arguments__.items():
@@ -137,21 +140,22 @@ def _walk(path: str, value: object) -> Iterator[tuple[str, fdl.Buildable]]:
 
 
 def _name_by_class(path: str, node: fdl.Buildable, existing: set[str]) -> str:
-    """Turn callbacks[3] into callbacks[TimingCallback], or callbacks[TimingCallback_2] for the second of its class."""
+    """Return a path such as callbacks[TimingCallback] for callbacks[3], or [TimingCallback_2] for a second one."""
     name = f"{path.rpartition('[')[0]}[{fdl.get_callable(node).__name__}]"
     count = sum(other.startswith(name[:-1]) for other in existing)
     return name if not count else f"{name[:-1]}_{count + 1}]"
 
 
 def _rename(path: str, names: dict[str, str]) -> str:
+    """Return `path` with its prefix replaced according to `names` (old path -> new path)."""
     for old, new in names.items():
         if path == old or path.startswith(f"{old}."):
             return new + path[len(old) :]
     return path
 
 
-def _value(side: _Values, path: str) -> str:
-    """Return the value at a path of one recipe: the value that it sets, the default of the class, or `-`."""
+def _value_or_default(side: _Values, path: str) -> str:
+    """Return the value at a path of a recipe: the value that it sets, or the default of the class, or `-`."""
     if path in side.lines:
         return side.lines[path]
     parent, _, name = path.rpartition(".")

@@ -1,4 +1,4 @@
-"""One-line explanations of what a field of a recipe affects; `recipes diff` prints them next to the values."""
+"""Explain in one line what a field of a recipe affects; `recipes diff` prints this next to the values."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ MEANINGS = {
     r"use_distributed_sampler": "NeMo's sampler distributes the samples; Lightning's would distribute them again",
     r"deterministic.*|seed": "bitwise reproducibility",
 }
-"""Pattern of a path's last one or two names -> effect of a change. The first matching pattern applies."""
+"""Regular expression for the last one or two names of a path -> effect of the field. The first match applies."""
 
 
 @cache
 def meaning(path: str) -> str:
-    """Return the effect of a difference at `path`, or ""."""
+    """Return the effect of the field at `path`; "" if it is unknown."""
     names = re.sub(r"\[(\w+)\]", r".\1", path).split(".")  # callbacks[TimingCallback] -> callbacks.TimingCallback
     for ending in (names[-1], ".".join(names[-2:])):
         for pattern, text in MEANINGS.items():

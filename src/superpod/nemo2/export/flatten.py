@@ -31,7 +31,7 @@ class Line:
 
 
 def flatten(partial: fdl.Buildable) -> list[Line]:
-    """List every value that `partial` sets, and the defaults of its model class that differ from Megatron's.
+    """Return a line per value that `partial` sets, and per default of its model class that differs from Megatron's.
 
     A `Config` becomes a line with its class, followed by its fields. Lines are sorted by path, so that two recipes can
     be compared line by line.
@@ -40,12 +40,13 @@ def flatten(partial: fdl.Buildable) -> list[Line]:
 
 
 def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
+    """Yield the lines of `value` at `path`, which was set at `where`."""
     userbuffers = find_userbuffers_name(value)
     if userbuffers:
         yield Line(path, userbuffers, where)
     elif isinstance(value, fdl.Buildable):
         yield Line(path or "recipe", _qualified_name(fdl.get_callable(value)), where)
-        for field, item in _arguments(value):
+        for field, item in ((str(name), argument) for name, argument in value.__arguments__.items()):
             yield from _walk(f"{path}.{field}" if path else field, item, find_setter(value, field))
         yield from _class_defaults(path, value)
     elif isinstance(value, list | tuple) and any(isinstance(v, fdl.Buildable) for v in value):
@@ -56,7 +57,7 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
 
 
 def find_userbuffers_name(value: Any) -> str:
-    """Return the name of NVIDIA's userbuffer configuration that `value` equals, or "". It replaces about 70 lines."""
+    """Return the name of NVIDIA's userbuffer configuration that `value` equals, instead of 70 fields; "" for others."""
     if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
         return ""
     from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
@@ -64,10 +65,6 @@ def find_userbuffers_name(value: Any) -> str:
     built_config = fdl.build(value)
     names = (name for name in dir(userbuffers) if name.startswith("userbuffers_"))
     return next((f"{userbuffers.__name__}.{name}" for name in names if getattr(userbuffers, name) == built_config), "")
-
-
-def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:
-    yield from ((str(field), item) for field, item in config.__arguments__.items())
 
 
 def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
@@ -85,18 +82,18 @@ def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
 
 
 def find_setter(config: fdl.Buildable, field: str) -> str:
-    """Return the file and line that last set an argument, such as `nemo2/build/partial.py:64`, or "" if unknown."""
+    """Return the file and line that last set an argument, such as `nemo2/build/partial.py:64`; "" if unknown."""
     changes = config.__argument_history__.get(field)
     if not changes:
         return ""
     location = changes[-1].location
     line = _keyword_lines(location.filename).get((location.line_number, field), location.line_number)
-    return f"{_shorten(location.filename)}:{line}" if line else _shorten(location.filename)
+    return f"{_shorten_filename(location.filename)}:{line}" if line else _shorten_filename(location.filename)
 
 
 @cache
 def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
-    """Map (line of a call, keyword) to the line of the keyword, because a call may span many lines."""
+    """Return {(line of a call, keyword): line of the keyword} for a Python file, because a call may span many lines."""
     if not filename.endswith(".py"):
         return {}
     calls = [node for node in ast.walk(ast.parse(Path(filename).read_text())) if isinstance(node, ast.Call)]
@@ -104,28 +101,26 @@ def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
 
 
 @cache
-def _shorten(filename: str) -> str:
-    """Return a path relative to the repository or, for a library, to site-packages."""
+def _shorten_filename(filename: str) -> str:
+    """Return a file name relative to the repository or, for a library, to site-packages."""
     if not os.path.isabs(filename):
         return filename
     path = Path(os.path.realpath(filename))
     name = package_files.display_name(path)
     if name:
         return name
-    parts = path.parts
-    if "site-packages" in parts:
-        return str(Path(*parts[parts.index("site-packages") + 1 :]))
-    return str(path)
+    return str(path).rpartition("/site-packages/")[2]
 
 
 def _qualified_name(thing: Any) -> str:
+    """Return the module and name of a class or function; the name only for built-ins."""
     module = getattr(thing, "__module__", "")
     name = getattr(thing, "__qualname__", None) or repr(thing)
     return f"{module}.{name}" if module and module != "builtins" else name
 
 
 def format_value(value: Any) -> str:
-    """Format a value for a line of a flattened recipe; functions and classes are represented by their names."""
+    """Return the text of a value in a line of a flattened recipe; functions and classes appear by name."""
     if isinstance(value, list | tuple):
         items = ", ".join(map(format_value, value))
         return f"[{items}]"

@@ -1,4 +1,4 @@
-"""Write the docstring at the top of an exported file: what it trains, its proof level, and how to start it."""
+"""Write the docstring at the top of an exported file: model, layout, prediction, proof level and start commands."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ TASK_TITLES = {"pretrain": "Pretraining", "sft": "SFT", "lora": "LoRA", "dora": 
 PUBLISHED = re.compile(
     r" on (?P<gpus>\d+) GPUs: (?:published: (?P<other>.+?)|as published), (?P<source>[^;.]+(?:\.\d+)*)"
 )
-"""A comment in a layout file about a run that NVIDIA published."""
+"""A comment in a layout file on a layout that NVIDIA published."""
 
 
 def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Sequence[str] = ()) -> str:
-    """Return the text of the docstring at the top of an exported file.
+    """Return the docstring of an exported file, without quotes.
 
     Args:
         recipe: the exported recipe.
         partial: its configuration, overrides included.
-        command: the command that writes the file.
-        overrides: the overrides in that command.
+        command: the command that writes the file, for the text.
+        overrides: the overrides in the command.
 
     Raises:
-        UserError: an override replaced a part that every recipe needs.
+        UserError: an override removed a part that every recipe needs.
     """
     from superpod.nemo2.build.layout import read_layout
 
@@ -65,15 +65,17 @@ def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Seque
         message = f"the overrides make the recipe incomplete: {error}"
         raise UserError(message, "do not replace an object, such as trainer.strategy, with a plain value") from error
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
-    written_by = f"Written by `{command}` for {_versions()}. It does not need superpod-recipes; edit it freely."
     module = _user_module(partial)
+    requirement = "It does not need superpod-recipes; edit it freely."
     if module:
-        written_by = f"Written by `{command}` for {_versions()}. It also requires a copy of {module} as {module.name}."
+        requirement = f"It also requires a copy of {module} as {module.name}."
+    written_by = f"Written by `{command}` for {_versions()}. {requirement}"
     description = f"{_describe(recipe, partial, layout)} Proof: {proof_level.sentence(recipe, nodes, overrides)}."
     return HEADING.format(name=recipe.name, about=_wrap(description), written=_wrap(written_by), nodes=nodes, gpus=gpus)
 
 
 def _describe(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
+    """Return sentences about the model, task, hardware, layout and prediction."""
     from superpod.planner import explain
 
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
@@ -88,9 +90,9 @@ def _describe(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
 
 
 def _describe_published(recipe: Recipe, layout: Layout, gpus: int) -> str:
-    """Return a sentence about the layout that NVIDIA published for this number of GPUs, or "".
+    """Return a sentence on the layout that NVIDIA published for this number of GPUs.
 
-    It is "" for layouts that the recipe does not declare.
+    Return "" if there is none, or the recipe does not declare `layout`.
     """
     if layout not in recipe.layouts.values():
         return ""
@@ -102,7 +104,7 @@ def _describe_published(recipe: Recipe, layout: Layout, gpus: int) -> str:
 
 
 def _describe_prediction(recipe: Recipe, partial: run.Partial) -> str:
-    """Return a sentence with the predicted step time and memory, or ""."""
+    """Return a sentence with the predicted step time and memory; "" if the planner cannot predict them."""
     from superpod.nemo2.validation.configured_job import job_from_partial
     from superpod.planner import predict
 
@@ -115,7 +117,7 @@ def _describe_prediction(recipe: Recipe, partial: run.Partial) -> str:
 
 
 def _user_module(partial: run.Partial) -> Path | None:
-    """Return the file of a user's collection that defines the model's configuration class, or None."""
+    """Return the file of a collection that defines the model's configuration class; None = it is installed."""
     package = fdl.get_callable(partial.model.config).__module__.partition(".")[0]
     return next((path for path in collection.modules() if path.stem == package), None)
 
@@ -125,6 +127,7 @@ def _wrap(text: str) -> str:
 
 
 def _versions() -> str:
+    """Return the installed versions of NeMo, NeMo-Run and Megatron-Core as text."""
     names = {"NeMo": "nemo_toolkit", "NeMo-Run": "nemo_run", "Megatron-Core": "megatron-core"}
     *others, last = [f"{title} {metadata.version(name)}" for title, name in names.items()]
     return f"{', '.join(others)} and {last}"

@@ -1,8 +1,8 @@
 """`recipes export`: write a recipe as one Python file that depends on NeMo and NeMo-Run, but not on this project.
 
 fiddle can also generate code (`fiddle.experimental.codegen`), but as one expression with absolute names, without
-comments, and formatted with black, which NeMo does not install. A file written here is meant to be maintained: it has
-the environment variables of the run, named constants, a function per part, comments with reasons, and a `main`.
+comments, and formatted with black, which NeMo does not install. A file written here can be maintained: it has the
+environment variables of the run, named constants, a function per part, comments with reasons, and a `main`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ PARTS = {
     "resume": "Return the checkpoint to resume or start from.",
     "peft": "Return the adapters that are trained on top of the frozen weights.",
 }
-"""Path -> docstring of the parts that always become functions. Other parts become functions if they are long."""
+"""Path -> docstring of a part that always becomes a function. Other parts become functions if they are long."""
 
 MOCK = "Return random tokens. To train on text, use {module}."
+"""Docstring of the function that returns random data."""
 TEXT = {"pretrain": "llm.PreTrainingDataModule(paths=...)", "finetune": "llm.FineTuningDataModule(dataset_root=...)"}
-"""NeMo's function -> its data module for text, to which the docstring of random data refers."""
+"""NeMo's function -> its data module for text, for `MOCK`."""
 
 MIN_LINES = 16
-"""Minimum number of lines of a configuration that becomes a separate function."""
+"""Minimum number of lines for which a configuration becomes a separate function."""
 
 MAIN = '''
 
@@ -73,16 +74,16 @@ os.environ.update(ENVIRONMENT | os.environ)
 
 
 def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable] = ()) -> str:
-    """Return the text of a file whose `recipe()` equals `partial`.
+    """Return the source of a file whose function `recipe` returns a configuration equal to `partial`.
 
     Args:
         partial: the recipe.
         heading: the file's docstring.
-        environment: variables of the ranks; before it imports torch, the file sets those that are not set.
+        environment: variables of the ranks; the file sets those that are not set before it imports torch.
 
     Raises:
-        UserError: a value cannot be written as source, or belongs to this project.
-        RuntimeError: the text creates a different configuration.
+        UserError: a value cannot be expressed in Python source, or belongs to this project.
+        RuntimeError: the source creates a different configuration.
     """
     complete_partial = set_log_folder(partial)
     text_module = TEXT.get(fdl.get_callable(partial).__name__, TEXT["pretrain"])
@@ -109,7 +110,7 @@ def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable]
 
 
 def _environment(variables: Sequence[Variable]) -> list[str]:
-    """Return the lines that set the variables."""
+    """Return the source lines that set the environment variables."""
     items = [Item(f'"{v.name}": ', f'"{v.value}"', v.reason) for v in variables]
     values = "\n".join(lines(Group("{", items, "}"), 0, 0))
     return ENVIRONMENT.format(values=values).splitlines()
@@ -117,11 +118,11 @@ def _environment(variables: Sequence[Variable]) -> list[str]:
 
 @dataclass
 class _File:
-    """The functions of the file; each follows the functions that it calls."""
+    """The functions of an exported file; each follows the functions that it calls."""
 
     constants: Mapping[str, Constant]
     """Path -> constant that replaces the value."""
-    mock_title: str = ""
+    mock_title: str
     """Docstring of the function that returns random data."""
     imports: Imports = field(default_factory=Imports)
     functions: list[str] = field(default_factory=list)
@@ -134,7 +135,7 @@ class _File:
         return Writer(self.imports, self.replace)
 
     def replace(self, path: str, value: object, document: str | Group) -> str | Group:
-        """Replace the source tree at a path with a constant, or with a call of a new function."""
+        """Return the source tree at `path`, or its replacement: a constant, or a call of a new function."""
         constant = self.constants.get(path)
         if constant and value == constant.value:
             return constant.name
@@ -155,7 +156,7 @@ class _File:
         return PARTS.get(path, f"Return `{path}` of the recipe.")
 
     def add_function(self, name: str, title: str, value: object, document: Group) -> None:
-        """Add a function that returns the source tree."""
+        """Add a function `name` with the docstring `title` that returns `value`, whose source tree is `document`."""
         self.imports.lines[name] = ""  # reserve the name; nothing is imported
         kind = KINDS[type(value)] if isinstance(value, fdl.Buildable) else "list"
         body = _docstring(title, 4)
@@ -166,7 +167,7 @@ class _File:
         self.functions += ["", "", f"def {name}() -> {kind}:", *body, f"    return {first}", *rest]
 
     def constant_lines(self) -> list[str]:
-        """Return the assignments of the constants."""
+        """Return the source lines that assign the constants."""
         writer = Writer(self.imports, lambda path, value, document: document)
         written: list[str] = []
         for constant in {constant.name: constant for constant in self.constants.values()}.values():
@@ -181,6 +182,7 @@ class _File:
 
 
 def _docstring(text: str, indent: int = 0) -> list[str]:
+    """Return the source lines of a docstring; a long line of text is split after its first sentence."""
     margin = " " * indent
     if "\n" not in text and len(text) + 6 + indent <= WIDTH:
         return [f'{margin}"""{text}"""']
@@ -192,7 +194,7 @@ def _docstring(text: str, indent: int = 0) -> list[str]:
 
 
 def _imports(imports: Imports, *, standard: bool) -> list[str]:
-    """Return the import statements of the standard library or of other packages, sorted as by ruff."""
+    """Return the import statements of the standard library (`standard`) or of other packages, in ruff's order."""
     block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
     plain_imports = [line for line in block if line.startswith("import ")]
     named: dict[str, list[str]] = {}
@@ -210,7 +212,7 @@ def _is_standard(line: str) -> bool:
 
 
 def _from_import(module: str, names: list[str]) -> str:
-    # The order of isort: CONSTANTS, Classes, functions.
+    """Return an import statement, with names in isort's order: CONSTANTS, Classes, functions."""
     ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     line = f"from {module} import {', '.join(ordered)}"
     if len(line) <= WIDTH:
@@ -219,7 +221,10 @@ def _from_import(module: str, names: list[str]) -> str:
 
 
 def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> None:
-    """Execute the text of the file; its recipe must equal `partial`, and have the same lines as `complete`."""
+    """Raise RuntimeError unless a file with the source `text` returns a recipe equal to `partial`.
+
+    It must also have the same lines as `complete`, which is `partial` with an explicit log folder.
+    """
     names: dict[str, Any] = {"__name__": "exported"}
     old_environ = dict(os.environ)
     try:
@@ -228,9 +233,8 @@ def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> 
         os.environ.clear()
         os.environ.update(old_environ)
     exported_recipe = names["recipe"]()
-    different_lines = {str(line) for line in flatten.flatten(exported_recipe)} ^ {
-        str(line) for line in flatten.flatten(complete)
-    }
+    exported_lines = set(map(str, flatten.flatten(exported_recipe)))
+    different_lines = exported_lines ^ set(map(str, flatten.flatten(complete)))
     # fiddle's equality also detects whether two fields share one configuration object, which the lines do not show.
     if different_lines or exported_recipe != partial:
         detail = sorted(different_lines)[:4] or "configuration objects are shared differently"

@@ -1,7 +1,7 @@
 """Convert the values of a configuration to Python source in ruff's format.
 
-A value is first converted to a source tree of calls and container literals with comments. The tree is then written on
-one line if it fits, else with one line per argument.
+A value first becomes a tree of source: calls and container literals (`Group`) with comments. The tree is then written
+on one line if it fits, or else with a line per argument.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ WIDTH = 100
 """Line length of an exported file."""
 
 SHORT = (("from nemo.collections import llm", "llm"), ("from nemo import lightning as nl", "nl"))
-"""Import statement and short name of the NeMo packages with qualified names such as `llm.LlamaModel`."""
+"""Import statement and short name of NeMo packages whose classes are written like `llm.LlamaModel`."""
 
 KINDS: dict[type, str] = {run.Config: "run.Config", run.Partial: "run.Partial"}
 KINDS |= {fdl.Config: "fdl.Config", fdl.Partial: "fdl.Partial", fdl.ArgFactory: "fdl.ArgFactory"}
-"""Configuration types that a file can contain, and their source."""
-
+"""Configuration type -> its name in a file."""
 
 Container = list[object] | tuple[object, ...] | set[object] | frozenset[object] | dict[object, object]
 
@@ -50,7 +49,7 @@ class NamedObject(Protocol):
 
 @dataclass
 class Group:
-    """A call or a container literal: `opening item, item closing`."""
+    """A call or a container literal: `opening`, items separated by commas, `closing`."""
 
     opening: str
     items: list[Item]
@@ -59,7 +58,7 @@ class Group:
 
 @dataclass
 class Item:
-    """An item of a group: `label` is `name=`, `"key": ` or empty; `why` is its comment."""
+    """An argument or item of a group, with its comment `why`; `label` is `name=`, `"key": ` or ""."""
 
     label: str
     value: str | Group
@@ -68,22 +67,22 @@ class Item:
 
 @dataclass
 class Imports:
-    """The imports of the file, collected while its values are written."""
+    """The imports of an exported file, collected while its values are written."""
 
     lines: dict[str, str] = field(default_factory=dict)
     """Name -> import statement, or "" for a function or constant of the file."""
 
     def module(self, line: str, name: str) -> str:
-        """Add an import statement that binds `name`, and return the name."""
+        """Add the import statement `line`, which binds `name`; return the name."""
         if self.lines.setdefault(name, line) != line:
             raise ValueError(f"conflicting imports of {name}: {line}; {self.lines[name]}")
         return name
 
     def reference(self, thing: NamedObject) -> str:
-        """Import a class or function, and return the expression with which the file refers to it.
+        """Add the import of a class or function, and return the expression that refers to it.
 
         Raises:
-            UserError: the file cannot import it, or only if this project is installed.
+            UserError: a standalone file cannot import it.
         """
         module, name = thing.__module__, thing.__qualname__
         if module.partition(".")[0] in ("superpod", "__main__") or module.startswith(PREFIX) or "<" in name:
@@ -110,7 +109,7 @@ class Imports:
 
 @dataclass
 class Writer:
-    """Converts values to source trees. `replace` may substitute the name of a constant or the call of a function."""
+    """Converts values to source trees; `replace` may return a constant or a call of a function instead of a tree."""
 
     imports: Imports
     replace: Callable[[str, object, str | Group], str | Group]
@@ -119,21 +118,23 @@ class Writer:
         """Return the source tree of the value at `path`.
 
         Raises:
-            UserError: the value cannot be written as source.
+            UserError: the value cannot be expressed in Python source.
         """
         if isinstance(value, fdl.Buildable):
             document: str | Group = self.configuration(path, value)
         elif type(value) in (list, tuple, set, frozenset, dict):  # exact types: a namedtuple is written differently
-            document = self._container(path, cast("Container", value))
+            document = self._container_source(path, cast("Container", value))
         else:
-            document = self._leaf(path, value)
+            document = self._scalar_source(path, value)
         return self.replace(path, value, document)
 
     def configuration(self, path: str, value: fdl.Buildable) -> Group:
-        """Return the tree of Python source for a configuration, without calling `replace` on itself."""
+        """Return the source tree of the configuration at `path`; only its arguments may be replaced by `replace`."""
         kind = KINDS.get(type(value))
         if kind is None:
-            raise UserError(f"{path or 'the recipe'} is a {type(value).__name__}, which cannot be written as source")
+            raise UserError(
+                f"{path or 'the recipe'} has type {type(value).__name__}, which Python source cannot express"
+            )
         userbuffers = flatten.find_userbuffers_name(value)
         if userbuffers:
             return self._userbuffers(userbuffers)
@@ -147,14 +148,14 @@ class Writer:
         return Group(f"{kind}(", _drop_repeated_comments(items, configuration_comment(value)), ")")
 
     def _userbuffers(self, name: str) -> Group:
-        """Return the expression that converts NVIDIA's userbuffer dataclass with this name to a configuration."""
-        module, _, table = name.rpartition(".")
+        """Return the source tree of NVIDIA's userbuffer configuration `name`, which is converted from a dataclass."""
+        module, _, attribute = name.rpartition(".")
         package, _, short = module.rpartition(".")
         convert = self.imports.module("from fiddle.experimental import dataclasses as fdl_dc", "fdl_dc")
-        table = f"{self.imports.module(f'from {package} import {short}', short)}.{table}"
-        return Group(f"{convert}.convert_dataclasses_to_configs(", [Item("", table)], ")")
+        dataclass_source = f"{self.imports.module(f'from {package} import {short}', short)}.{attribute}"
+        return Group(f"{convert}.convert_dataclasses_to_configs(", [Item("", dataclass_source)], ")")
 
-    def _container(self, path: str, value: Container) -> str | Group:
+    def _container_source(self, path: str, value: Container) -> str | Group:
         if isinstance(value, dict):
             pairs = [(self.document(path, k), self.document(f"{path}[{k!r}]", v)) for k, v in value.items()]
             return Group("{", [Item(f"{one_line(k)}: ", v) for k, v in pairs], "}")
@@ -172,7 +173,7 @@ class Writer:
             return Group("(", items, ",)" if len(items) == 1 else ")")
         return Group("[", items, "]")
 
-    def _leaf(self, path: str, value: object) -> str | Group:
+    def _scalar_source(self, path: str, value: object) -> str | Group:
         if isinstance(value, torch.dtype):
             return f"{self.imports.module('import torch', 'torch')}.{str(value).partition('.')[2]}"
         if isinstance(value, enum.Enum):
@@ -180,7 +181,7 @@ class Writer:
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, str | bytes) and type(value) in (str, bytes):
-            return _string(value)
+            return _string_source(value)
         if value is None or type(value) in (bool, int, float, complex):
             return repr(value)
         if isinstance(value, datetime.timedelta):
@@ -188,23 +189,23 @@ class Writer:
             return repr(value)
         if isinstance(value, pathlib.PurePath):
             kind = f"{self.imports.module('import pathlib', 'pathlib')}.{type(value).__name__}"
-            return Group(f"{kind}(", [Item("", _string(str(value)))], ")")
+            return Group(f"{kind}(", [Item("", _string_source(str(value)))], ")")
         if hasattr(value, "__qualname__"):
             return self.imports.reference(cast("NamedObject", value))
         if dataclasses.is_dataclass(value):
             items = [Item(f"{f.name}=", self.document(path, getattr(value, f.name))) for f in dataclasses.fields(value)]
             return Group(f"{self.imports.reference(type(value))}(", items, ")")
-        raise UserError(f"{path} is a {type(value).__qualname__}, which cannot be written as source")
+        raise UserError(f"{path} has type {type(value).__qualname__}, which Python source cannot express")
 
 
 MIN_REPEATED = 3
-"""Minimum number of equal consecutive strings that are written as `["decoder"] * 3`."""
+"""Minimum number of equal consecutive items that are written like `["decoder"] * 3`."""
 
 
 def _repeat_expression(values: Sequence[object]) -> str | Group | None:
-    """Return a short source tree for a list of strings or string lists with equal neighbors; None for other lists."""
+    """Return a short source tree of a list of strings or string lists with equal neighbors; None for other lists."""
     runs = [(item, len(list(same))) for item, same in groupby(values)]
-    if not any(count >= MIN_REPEATED for _, count in runs) or not all(map(_is_strings, values)):
+    if not any(count >= MIN_REPEATED for _, count in runs) or not all(map(_is_string_or_list, values)):
         return None
     if len(runs) == 1 and not isinstance(runs[0][0], list):
         return f"[{_strings_source(runs[0][0])}] * {len(values)}"
@@ -220,32 +221,32 @@ def _repeat_expression(values: Sequence[object]) -> str | Group | None:
     return Group("[", items, "]")
 
 
-def _is_strings(item: object) -> bool:
+def _is_string_or_list(item: object) -> bool:
     return type(item) is str or (type(item) is list and all(type(part) is str for part in item))
 
 
 def _strings_source(item: object) -> str:
-    """Return the source of a string or of a list of strings."""
+    """Return the source of a string or a list of strings."""
     if not isinstance(item, list):
-        return _string(cast("str", item))
-    return one_line(_repeat_expression(item) or Group("[", [Item("", _string(part)) for part in item], "]"))
+        return _string_source(cast("str", item))
+    return one_line(_repeat_expression(item) or Group("[", [Item("", _string_source(part)) for part in item], "]"))
 
 
 def one_line(document: str | Group) -> str:
-    """Return the source tree on one line, without comments."""
+    """Return a source tree as one line, without comments."""
     if isinstance(document, str):
         return document
     return document.opening + ", ".join(i.label + one_line(i.value) for i in document.items) + document.closing
 
 
 def lines(document: str | Group, indent: int, before: int, after: int = 0) -> list[str]:
-    """Return the source tree as lines, the first without indentation.
+    """Return a source tree as lines; the first line has no indentation.
 
     Args:
         document: the source tree.
-        indent: indentation of the statement that contains it.
-        before: columns that are already used on the first line.
-        after: columns that follow on the last line, such as a comma.
+        indent: indentation of the statement that contains the tree, in columns.
+        before: number of columns used before the tree on the first line.
+        after: number of columns needed after the tree on the last line, such as 1 for a comma.
     """
     single_line = one_line(document)
     if isinstance(document, str):
@@ -258,17 +259,18 @@ def lines(document: str | Group, indent: int, before: int, after: int = 0) -> li
     is_call = len(document.opening) > 1
     if is_call and not has_comments and len(document.items) > 1 and indent + 4 + len(inner_text) <= WIDTH:
         return [document.opening, " " * (indent + 4) + inner_text, " " * indent + document.closing]
-    item_lines = [line for item in document.items for line in _item(item, indent + 4)]
+    item_lines = [line for item in document.items for line in _item_lines(item, indent + 4)]
     return [document.opening, *item_lines, " " * indent + document.closing.lstrip(",")]
 
 
 def comment(text: str, indent: int) -> list[str]:
-    """Return the text as comment lines."""
+    """Return a text as comment lines."""
     lead = " " * indent + "# "
     return textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False)
 
 
-def _item(item: Item, indent: int) -> list[str]:
+def _item_lines(item: Item, indent: int) -> list[str]:
+    """Return the lines of an item, with its comment and a comma."""
     margin = " " * indent
     body = lines(item.value, indent, indent + len(item.label), 1)
     body[0] = margin + item.label + body[0]
@@ -285,7 +287,7 @@ def _has_comments(document: str | Group) -> bool:
 
 
 def _drop_repeated_comments(items: list[Item], group_comment: str) -> list[Item]:
-    """Remove comments that repeat that of an earlier item or of the group."""
+    """Return `items` without the comments that repeat that of an earlier item or of the group."""
     seen_comments = {group_comment}
     for item in items:
         if item.why in seen_comments:
@@ -294,7 +296,7 @@ def _drop_repeated_comments(items: list[Item], group_comment: str) -> list[Item]
     return items
 
 
-def _string(text: str | bytes) -> str:
+def _string_source(text: str | bytes) -> str:
     """Return the source of a string with ruff's quotes: double, unless the text contains double quotes."""
     prefix = "b" if isinstance(text, bytes) else ""
     quoted_text = repr(text).removeprefix(prefix)

@@ -1,8 +1,8 @@
-"""Check whether a configuration can train. Each violation has the rule, the values that violate it, and a next step.
+"""Check whether a configuration can train. Each violation states the rule, the values that break it, and a next step.
 
-    values.py           choices and ranges of single fields; does not import NeMo, so bad values are rejected early
+    values.py           choices and ranges of single fields; does not import NeMo, so invalid values are rejected early
     training.py         consistency of trainer, optimizer, schedule and data
-    saving.py           requirements of resuming: checkpoints are saved, and found by the next attempt
+    saving.py           requirements of resuming: checkpoints are saved, and the next attempt finds them
     number_formats.py   number formats: consistency of precision plugin, optimizer and strategy
     sharded.py          requirements of Megatron-FSDP and of an optimizer in host memory
     overlapping.py      requirements of overlapping communication with computation
@@ -25,34 +25,35 @@ from superpod.planner.rules.rules import Violation
 if TYPE_CHECKING:
     import nemo_run as run
 
+    from superpod.nemo2.validation.reading import Reader
     from superpod.planner.planned_job import PlannedJob
 
 
 def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Violation]:
-    """List the rules that a built configuration violates.
+    """Return the violations of the rules by a configuration, except those that `start_violations` finds.
 
     Args:
         partial: a Partial of `llm.pretrain` or `llm.finetune`, overrides applied.
-        overrides: the overrides of the command line; some rules apply only to fields that were overridden.
+        overrides: the overrides; some rules apply only to overridden fields.
         chain: whether later attempts must be able to resume the run; external configurations may run only once.
     """
     from superpod.nemo2.validation import saving
     from superpod.nemo2.validation.reading import Reader
 
     reader = Reader(partial, tuple(overrides))
-    violations = list(_violations(reader))
+    found = list(_violations(reader))
     if chain or reader.is_overridden(*saving.PARTS):
-        violations += saving.violations(reader)
-    return violations
+        found += saving.violations(reader)
+    return found
 
 
 def start_violations(
     partial: run.Partial, overrides: Sequence[str] = (), job: PlannedJob | None = None
 ) -> list[Violation]:
-    """List the settings that NeMo, Lightning and Megatron reject or overwrite when a run of the planner's `job` starts.
+    """Return the settings that NeMo, Lightning and Megatron reject or overwrite when a run starts.
 
     Call this only for a configuration that satisfies all other rules, including the planner's: the messages of the
-    libraries rarely contain the values.
+    libraries rarely contain the values. Arguments are those of `violations`, and the planner's `job` (None = unknown).
     """
     from superpod.nemo2.validation import started
     from superpod.nemo2.validation.reading import Reader
@@ -61,38 +62,33 @@ def start_violations(
 
 
 def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Violation]:
-    """List questionable settings; without `chain`, also settings that would prevent a later attempt from resuming."""
+    """Return questionable settings and, without `chain`, settings that prevent a later attempt from resuming.
+
+    Arguments are those of `violations`.
+    """
     from superpod.nemo2.validation import saving, training
     from superpod.nemo2.validation.reading import Reader
 
     reader = Reader(partial, tuple(overrides))
-    warning_list = list(training.warnings(reader))
+    found = list(training.warnings(reader))
     if not chain and not reader.is_overridden(*saving.PARTS):
-        warning_list += saving.violations(reader)
-    return warning_list
+        found += saving.violations(reader)
+    return found
 
 
 def _violations(reader: Reader) -> Iterator[Violation]:
     from superpod.nemo2.validation import built, number_formats, overlapping, sharded, training, values
 
-    bad_values = list(values.violations(reader))
-    yield from bad_values
+    invalid_values = list(values.violations(reader))
+    yield from invalid_values
     for rule in (*training.RULES, *number_formats.RULES, *overlapping.RULES, *sharded.RULES):
         yield from rule(reader)
-    if not bad_values:  # otherwise, Megatron would report the same error again
+    if not invalid_values:  # otherwise, Megatron would report the same values
         yield from built.violations(reader)
 
 
-def require(broken_rules: Sequence[Violation]) -> None:
-    """Raise an error if any rule is violated.
-
-    Raises:
-        UserError: contains the messages of all violated rules, one per line.
-    """
-    if broken_rules:
-        fixes = [broken.fix for broken in broken_rules if broken.fix]
-        raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
-
-
-if TYPE_CHECKING:
-    from superpod.nemo2.validation.reading import Reader
+def require(found: Sequence[Violation]) -> None:
+    """Raise UserError if there are violations, with a message per line; the hint contains their fixes."""
+    if found:
+        fixes = [violation.fix for violation in found if violation.fix]
+        raise UserError("\n".join(violation.message for violation in found), "; ".join(dict.fromkeys(fixes)))

@@ -1,7 +1,7 @@
-"""Run the checks of Megatron, NeMo and Lightning by building parts of a configuration. Takes milliseconds.
+"""Run the checks of Megatron, NeMo and Lightning by building parts of a configuration. This takes milliseconds.
 
-Switches that need GPU software are turned off in a copy first, because a missing Transformer Engine is not an
-error of the configuration.
+Switches that need GPU software are first turned off in a copy, because a missing Transformer Engine is not an error of
+the configuration.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ NEEDS_GPU_SOFTWARE = (
 )
 """Switches whose checks import Transformer Engine."""
 
-PRECISION_AWARE = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype")
-"""Fields that require the precision-aware optimizer; unset in the copy if it is turned off."""
+DEPENDENT_FIELDS = {
+    "use_precision_aware_optimizer": ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype"),
+    "moe_router_padding_for_fp8": ("fp8",),
+}
+"""Switch -> fields that are only valid with it, and are unset when it is turned off."""
 
 MISSING_SOFTWARE = (
     *("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named"),
     "not compiled with CUDA",
 )
-"""Parts of error messages that are caused by this machine, not by the configuration."""
+"""Texts in error messages that this machine causes, not the configuration."""
 
 
 def violations(r: Reader) -> Iterator[Violation]:
-    """Yield the errors that the libraries raise when they build the parts."""
+    """Yield the errors that the libraries raise when the `PARTS` of a configuration are built."""
     import fiddle as fdl
 
     for path in PARTS:
@@ -51,14 +54,15 @@ def violations(r: Reader) -> Iterator[Violation]:
 
 
 def disable_gpu_software(part: Any) -> Any:
-    """Copy part of a configuration without the switches whose checks need GPU software."""
+    """Return a copy of part of a configuration, without the switches whose checks need GPU software."""
     part = copy.deepcopy(part)
     for name in NEEDS_GPU_SOFTWARE:
-        if name in part.__arguments__ or getattr(part, name, None):
-            if getattr(part, name) and name == "use_precision_aware_optimizer":
-                _unset(part, PRECISION_AWARE)
-            if getattr(part, name) and name == "moe_router_padding_for_fp8":
-                _unset(part, ("fp8",))
+        is_enabled = getattr(part, name, None)
+        if is_enabled:
+            for dependent in DEPENDENT_FIELDS.get(name, ()):
+                if dependent in part.__arguments__:
+                    delattr(part, dependent)
+        if is_enabled or name in part.__arguments__:
             setattr(part, name, False)
     return part
 
@@ -70,18 +74,12 @@ def first_line(error: Exception) -> str:
 
 
 def is_missing_software(text: str) -> bool:
-    """Return whether an error message is caused by a missing package, not by the configuration."""
+    """Return whether a missing package of this machine causes an error message, not the configuration."""
     return any(part in text for part in MISSING_SOFTWARE)
 
 
-def _unset(part: Any, fields: tuple[str, ...]) -> None:
-    for name in fields:
-        if name in part.__arguments__:
-            delattr(part, name)
-
-
 def _build_error(part: Any) -> str:
-    """Return the first line of the error that building `part` raises, or ""."""
+    """Return the first line of the error that building `part` raises; "" if none, or if this machine causes it."""
     import fiddle as fdl
 
     # The libraries log each value that they derive; only their exceptions are of interest.

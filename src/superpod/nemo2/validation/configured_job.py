@@ -1,7 +1,7 @@
 """Read the planner's `PlannedJob` from a built configuration: precision, task, adapters, model and layout.
 
-`job_from_partial` takes unset values from the recipe. `job_from_configuration` needs no recipe;
-it is used for edited files and NeMo's own recipes.
+`job_from_partial` takes unset values from the recipe. `job_from_configuration` needs no recipe; it is for edited files
+and NeMo's own recipes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ FP8_RECIPES = {"delayed": "fp8ds", "tensorwise": "fp8cs", "blockwise": "fp8bw", 
 
 
 def read_precision(partial: run.Partial) -> str:
-    """Return the precision that the plugin sets, one of `hardware.PRECISIONS`, or `fp8` for an unknown FP8 recipe."""
+    """Return the precision of a configuration: one of `hardware.PRECISIONS`, or `fp8` for an unknown FP8 recipe."""
     reader = Reader(partial)
     if reader["trainer.plugins.fp4"]:
         return "nvfp4"
     if reader["trainer.plugins.fp8"]:
         return FP8_RECIPES.get(str(reader["trainer.plugins.fp8_recipe"]), "fp8")
-    precision = (
-        reader["trainer.plugins.precision"] if reader.precision_plugin is not None else reader["trainer.precision"]
-    )
-    return number_format(precision)
+    has_plugin = reader.precision_plugin is not None
+    return number_format(reader["trainer.plugins.precision" if has_plugin else "trainer.precision"])
 
 
 def read_task(partial: run.Partial) -> str:
-    """Return pretrain, sft, lora or dora, depending on NeMo's function and its adapters."""
+    """Return the task of a configuration, pretrain, sft, lora or dora, from its NeMo function and adapters."""
     if class_name(partial) == "pretrain":
         return "pretrain"
     adapters = class_name(getattr(partial, "peft", None))
@@ -52,7 +50,7 @@ def read_task(partial: run.Partial) -> str:
 
 
 def read_planned_task(partial: run.Partial) -> Task:
-    """Return the planner's task, which is "lora" for all adapters."""
+    """Return the planner's task for a configuration; it is "lora" for all adapters."""
     task = read_task(partial)
     if task == "pretrain" or task == "sft":
         return task
@@ -60,7 +58,7 @@ def read_planned_task(partial: run.Partial) -> Task:
 
 
 def add_adapters(partial: run.Partial, options: Options) -> Options:
-    """Add the adapters of the configuration to the planner's options."""
+    """Return the planner's options with the adapters of a configuration; unchanged if it has none."""
     reader = Reader(partial)
     names = reader["peft.target_modules"]
     if not isinstance(names, list | tuple) or not names:
@@ -76,10 +74,10 @@ def add_adapters(partial: run.Partial, options: Options) -> Options:
 
 
 def read_shape(config: run.Config) -> ModelShape:
-    """Return the planner's shape of a model: the shape of a known model of the same class, with all changed fields.
+    """Return the planner's shape of a model configuration: that of a known model of its class, with changed fields.
 
     Raises:
-        UserError: there is no known model of that class, or sizes conflict with each other.
+        UserError: no known model has this class, or sizes conflict with each other.
     """
     import fiddle as fdl
 
@@ -90,7 +88,7 @@ def read_shape(config: run.Config) -> ModelShape:
     if not candidates:
         raise UserError(
             f"the planner has no model of NeMo's class {target.__name__}, so it cannot predict its memory",
-            "describe it in shapes/*.toml: docs/extending.md",
+            "describe the model in shapes/*.toml: see docs/extending.md",
         )
     closest = min(candidates, key=lambda model: abs(model.shape.layers - (config.num_layers or 0)))
     return configured_shape.apply_changes(closest.shape, closest.make().config, config)
@@ -98,7 +96,7 @@ def read_shape(config: run.Config) -> ModelShape:
 
 @cache
 def _models_by_class() -> dict[Any, tuple[Model, ...]]:
-    """Return the registered models by their NeMo configuration class."""
+    """Return {NeMo configuration class: registered models of this class}."""
     import fiddle as fdl
 
     from superpod.collection.registry import models
@@ -110,35 +108,32 @@ def _models_by_class() -> dict[Any, tuple[Model, ...]]:
     return known
 
 
+def _read_fields(partial: run.Partial) -> dict[str, Any]:
+    """Return the fields of the planner's job that need neither the recipe nor the planner's model and node."""
+    from superpod.nemo2.build.layout import read_layout
+
+    return {
+        "gpus": partial.trainer.devices * partial.trainer.num_nodes,
+        "seq": partial.data.seq_length,
+        "precision": read_precision(partial),
+        "layout": read_layout(partial),
+        "task": read_planned_task(partial),
+    }
+
+
 def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
-    """Return the planner's job for any configuration, on nodes of the given GPU.
+    """Return the planner's job for any configuration, on nodes with the GPU `gpu`.
 
     Raises:
         UserError: the GPU or the model is unknown, or sizes conflict with each other.
     """
-    from superpod.nemo2.build.layout import read_layout
-
     facts = hardware.builtin()
     node = facts.node(gpu)
-    precision, layout, model = read_precision(partial), read_layout(partial), read_shape(partial.model.config)
-    base = default_options(read_task(partial), precision, layout.sharding, model)
-    options = read_options(partial, replace(base, overlap_grads=_overlaps_grads(partial)))
-    planned = PlannedJob(
-        model=model,
-        node=node,
-        fabric=facts.fabric_of(node),
-        gpus=partial.trainer.devices * partial.trainer.num_nodes,
-        seq=partial.data.seq_length,
-        precision=precision,
-        layout=layout,
-        task=read_planned_task(partial),
-        options=options,
-    )
-    return with_attention(planned)
-
-
-def _overlaps_grads(partial: run.Partial) -> bool:
-    return bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"])
+    fields, model = _read_fields(partial), read_shape(partial.model.config)
+    base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
+    base = replace(base, overlap_grads=bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"]))
+    options = read_options(partial, base)
+    return with_attention(PlannedJob(model=model, node=node, fabric=facts.fabric_of(node), options=options, **fields))
 
 
 def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
@@ -147,22 +142,10 @@ def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     Raises:
         UserError: sizes of the model conflict with each other.
     """
-    from superpod.nemo2.build.layout import read_layout
-
-    base = job(recipe)
-    precision, task = read_precision(partial), read_task(partial)
-    model = configured_shape.apply_changes(base.model, recipe.model.make().config, partial.model.config)
-    layout = read_layout(partial)
-    planned = base.replace(
-        model=model,
-        gpus=partial.trainer.devices * partial.trainer.num_nodes,
-        seq=partial.data.seq_length,
-        layout=layout,
-        precision=precision,
-        task=read_planned_task(partial),
-        options=read_options(partial, default_options(task, precision, layout.sharding, model)),
-    )
-    return with_attention(planned)
+    planned, fields = job(recipe), _read_fields(partial)
+    model = configured_shape.apply_changes(planned.model, recipe.model.make().config, partial.model.config)
+    base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
+    return with_attention(planned.replace(model=model, options=read_options(partial, base), **fields))
 
 
 of_partial = job_from_partial
@@ -170,7 +153,7 @@ of_partial = job_from_partial
 
 
 def read_options(partial: run.Partial, base: Options) -> Options:
-    """Return the planner's options for a configuration; options that it does not set are taken from `base`."""
+    """Return the planner's options for a configuration; options that it does not determine are those of `base`."""
     reader = Reader(partial)
     config, plugin = partial.model.config, reader.precision_plugin
     fused = bool(reader["model.config.cross_entropy_loss_fusion"])
@@ -200,7 +183,7 @@ def read_options(partial: run.Partial, base: Options) -> Options:
 
 
 def _read_cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
-    """Return how context parallelism exchanges keys and values; Megatron's default is a ring, p2p."""
+    """Return the communication type of context parallelism; Megatron's default is p2p, a ring."""
     cp_comm_type = getattr(config, "cp_comm_type", None)
     kinds = cp_comm_type if isinstance(cp_comm_type, list) else [cp_comm_type]
     if "all_gather" in kinds:
@@ -209,21 +192,19 @@ def _read_cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
 
 
 def records_graphs(config: run.Config) -> bool:
-    """Return whether CUDA graphs are recorded. Megatron-Core 0.15.3 has three fields for it (transformer_config.py)."""
+    """Return whether a model records CUDA graphs, for which Megatron-Core 0.15.3 has three fields."""
     implementation = getattr(config, "cuda_graph_impl", "none")
     has_cuda_graph = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
     return bool(has_cuda_graph) or implementation not in (None, "none")
 
 
 def _read_overlaps(partial: run.Partial, base: Options) -> dict[str, bool]:
-    """Return which types of communication are overlapped. NeMo's callback takes precedence over the strategy."""
+    """Return the planner's options for communication overlap. NeMo's callback takes precedence over the strategy."""
     strategy = partial.trainer.strategy
     callback = next((c for c in partial.trainer.callbacks or [] if hasattr(c, "tp_comm_overlap")), None)
     if callback is None:
-        return {
-            "overlap_params": bool(Reader(partial)["trainer.strategy.ddp.overlap_param_gather"]),
-            "overlap_tp": False,
-        }
+        overlap_params = bool(Reader(partial)["trainer.strategy.ddp.overlap_param_gather"])
+        return {"overlap_params": overlap_params, "overlap_tp": False}
     communicates = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
     return {
         "overlap_params": callback.overlap_param_gather is not False,

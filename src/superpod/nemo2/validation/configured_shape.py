@@ -1,7 +1,7 @@
 """Derive the planner's shape of a model configuration from the shape of the model on which it is based.
 
-Every field of NeMo's configurations that has a counterpart in `ModelShape` is read. Unset fields have Megatron's
-defaults (transformer_config.py, __post_init__). A changed field changes the planned number of parameters.
+All fields of NeMo's configurations with a counterpart in `ModelShape` are read. Unset fields have Megatron's defaults
+(transformer_config.py, __post_init__).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ SWITCHES = {
     "qk_norm": "qk_layernorm",
     "shared_gate": "moe_shared_expert_gate",
 }
+"""Boolean field of `ModelShape` -> field of NeMo's configurations."""
 OPTIONAL = ("shared_ffn", "kv_lora", "q_lora", "qk_nope_dim", "qk_rope_dim", "v_dim", "mtp_layers")
 PARTS = {
     **{name: NEMO_FIELDS[name] for name in OPTIONAL},
@@ -51,14 +52,14 @@ PARTS = {
     "mamba_state": "mamba_state_dim",
     "mamba_groups": "mamba_num_groups",
 }
-"""Field of `ModelShape` -> field of NeMo's configurations; None counts as 0."""
+"""Field of `ModelShape` -> field of NeMo's configurations, whose value None stands for 0."""
 
 
 def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -> ModelShape:
-    """Return `shape`, the shape of `original`, with the fields changed in which `config` differs from `original`.
+    """Return the shape of `config`: `shape`, which belongs to `original`, with the fields in which they differ.
 
-    A changed field is copied only if it means the same in both: the planner counts one layer of T5 as several, so the
-    number of layers of T5 is not copied. The parameter count of the built model reveals such changes.
+    A changed field is copied only if it has the same meaning in both: the planner counts one layer of T5 as several, so
+    the number of layers of T5 is not copied. The parameter count of the built model reveals such changes.
 
     Raises:
         UserError: sizes conflict with each other.
@@ -75,10 +76,10 @@ def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -
 
 
 def read(config: run.Config) -> dict[str, Any]:
-    """Return the sizes and switches of a configuration by field of `ModelShape`; None for a size that is not set."""
+    """Return {field of `ModelShape`: value} for a model configuration; the value of an unset size is None."""
     reader = Reader(cast("run.Partial", config))
     hidden, heads, ffn = reader["hidden_size"], reader["num_attention_heads"], reader["ffn_hidden_size"]
-    experts, vocab = _count(reader["num_moe_experts"]), reader["vocab_size"]
+    experts, vocab = _int_or_zero(reader["num_moe_experts"]), reader["vocab_size"]
     sizes: dict[str, Any] = {"layers": reader["num_layers"], "hidden": hidden, "heads": heads}
     sizes["ffn"] = ffn or (4 * hidden if isinstance(hidden, int) else None)
     sizes["kv_heads"] = reader["num_query_groups"] or heads
@@ -88,22 +89,23 @@ def read(config: run.Config) -> dict[str, Any]:
     sizes["norm"] = {"RMSNorm": "rms", "LayerNorm": "layer"}.get(str(reader["normalization"]))
     sizes["positions"] = reader["seq_length"] if reader["position_embedding_type"] == "learned_absolute" else 0
     sizes["sink"] = reader["softmax_type"] == "learnable"
-    sizes["experts"], sizes["topk"] = experts, _count(reader["moe_router_topk"]) if experts else 0
+    sizes["experts"], sizes["topk"] = experts, _int_or_zero(reader["moe_router_topk"]) if experts else 0
     sizes["expert_ffn"] = (reader["moe_ffn_hidden_size"] or sizes["ffn"]) if experts else 0
-    sizes["dense_first"], sizes["moe_every"] = _frequency(reader["moe_layer_freq"]) if experts else (0, 1)
+    sizes["dense_first"], sizes["moe_every"] = _read_moe_frequency(reader["moe_layer_freq"]) if experts else (0, 1)
     sizes["pattern"] = reader["hybrid_override_pattern"] or ""
     sizes |= {name: bool(reader[field]) for name, field in SWITCHES.items()}
-    return sizes | {name: _count(reader[field]) for name, field in PARTS.items()}
+    return sizes | {name: _int_or_zero(reader[field]) for name, field in PARTS.items()}
 
 
-def _count(value: object) -> int:
+def _int_or_zero(value: object) -> int:
+    """Return the value if it is an integer, otherwise 0."""
     return value if isinstance(value, int) else 0
 
 
-def _frequency(value: object) -> tuple[int | None, int | None]:
-    """Convert `moe_layer_freq` to (number of leading dense layers, interval of layers with experts).
+def _read_moe_frequency(value: object) -> tuple[int | None, int | None]:
+    """Return (number of leading dense layers, interval of layers with experts) for `moe_layer_freq`.
 
-    (None, None) stands for a pattern that the planner cannot represent.
+    Return (None, None) for a pattern that the planner cannot represent.
     """
     if isinstance(value, int):
         return 0, value
@@ -113,16 +115,16 @@ def _frequency(value: object) -> tuple[int | None, int | None]:
     if all(value[dense:]):
         return dense, 1
     interval = dense + 1  # in the planner's pattern, the last layer of each interval has experts
-    is_regular = all(bool(has) == (number % interval == dense) for number, has in enumerate(value))
+    is_regular = all(bool(is_moe) == (number % interval == dense) for number, is_moe in enumerate(value))
     return (0, interval) if is_regular else (None, None)
 
 
 RESOLVED = {"kv_heads": "groups", "head_dim": "channels"}
-"""Field of `ModelShape` -> property with the resolved default."""
+"""Field of `ModelShape` -> property of `ModelShape` with its value, or else its default."""
 
 
 def _has_same_meaning(shape: ModelShape, name: str, before: object) -> bool:
-    """Return whether the value in the original configuration equals the field of the planner's shape."""
+    """Return whether a field of the shape equals its value `before` in the original configuration."""
     if before is None:  # the vocabulary of the tokenizer, or a pattern that the model's class sets
         return name == "vocab"
     return before == getattr(shape, RESOLVED.get(name, name))

@@ -1,4 +1,4 @@
-"""Check that precision plugin, optimizer, strategy and model use the same number formats."""
+"""Check that precision plugin, optimizer, strategy and model have the same number formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from superpod.nemo2.validation.reading import PLUGIN, Reader
 from superpod.planner.rules.rules import Violation
 
-BF16, FP16, FP32 = ("bf16", "bf16-mixed"), ("16", "fp16", "16-mixed", "fp16-mixed"), ("32", "fp32")
+BF16, FP16 = ("bf16", "bf16-mixed"), ("16", "fp16", "16-mixed", "fp16-mixed")
+"""Names of the precisions of NeMo's plugin."""
 
 OVERWRITTEN_FIELDS = (
     *("bf16", "fp16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "fp8_wgrad", "fp8_margin"),
@@ -18,14 +19,14 @@ OVERWRITTEN_FIELDS = (
 
 
 def number_format(precision: object) -> str:
-    """Return bf16, fp16 or fp32 for the precision of NeMo's plugin, which treats unknown values as fp32."""
+    """Return bf16, fp16 or fp32 for a precision of NeMo's plugin, which treats unknown values as fp32."""
     if str(precision) in BF16:
         return "bf16"
     return "fp16" if str(precision) in FP16 else "fp32"
 
 
 def check_formats(r: Reader) -> Iterator[Violation]:
-    """The precision and data types of the plugin and the flags of the optimizer must specify the same format."""
+    """Yield a violation unless the plugin's precision and dtypes and the optimizer's flags specify the same format."""
     if r.precision_plugin is None:
         return
     expected = number_format(r[f"{PLUGIN}.precision"])
@@ -35,7 +36,7 @@ def check_formats(r: Reader) -> Iterator[Violation]:
             precision = "16-mixed" if name == "fp16" else "bf16-mixed"
             yield Violation(
                 "optimizer_precision",
-                f"{path} is {r[path]}, but the precision plugin has {expected}, which takes precedence in NeMo",
+                f"{path} is {r[path]}, but the precision plugin, which takes precedence in NeMo, has {expected}",
                 f"set trainer.plugins.precision={precision} and its dtypes",
             )
     yield from _check_overwritten(r, expected)
@@ -45,14 +46,14 @@ def check_formats(r: Reader) -> Iterator[Violation]:
             yield Violation(
                 "dtypes",
                 f"trainer.plugins.precision is {r[f'{PLUGIN}.precision']}, but {path} is {dtype}",
-                "precision, params_dtype, both pipeline_dtype fields and the optimizer's flag must match; the recipes "
-                "in that precision (`recipes list`) set all of them",
+                "set precision, params_dtype, both pipeline_dtype fields and the optimizer's flag to the same format, "
+                "or use a recipe in that precision (`recipes list`)",
             )
             return
 
 
 def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
-    """Reject overrides of model fields that the plugin overwrites at startup (update_config_with_dtype_overrides)."""
+    """Yield a violation per overridden model field that the plugin overwrites (update_config_with_dtype_overrides)."""
     for name in OVERWRITTEN_FIELDS:
         path = f"model.config.{name}"
         source, value = f"trainer.plugins.{name}", r[f"{PLUGIN}.{name}"]
@@ -64,7 +65,7 @@ def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
 
 
 def check_loss_scale(r: Reader) -> Iterator[Violation]:
-    """FP16 must have a loss scale of 1: NeMo 2.7.3 divides the gradients by the scale, but never scales the loss."""
+    """Yield a violation if the loss scale in FP16 is not 1: NeMo 2.7.3 never scales the loss."""
     if r.precision_plugin is None or number_format(r[f"{PLUGIN}.precision"]) != "fp16":
         return
     scale = r[f"{PLUGIN}.fp16_loss_scale"]
@@ -79,42 +80,40 @@ def check_loss_scale(r: Reader) -> Iterator[Violation]:
 
 
 def check_fp8(r: Reader) -> Iterator[Violation]:
-    """FP8 requires BF16 as the base precision, related switches require FP8, and some layers must use it."""
+    """Yield a violation for FP8 on a base other than BF16, for its switches without FP8, or if no layer is in FP8."""
     if r.precision_plugin is None:
         return
     fp8, base = r[f"{PLUGIN}.fp8"], number_format(r[f"{PLUGIN}.precision"])
     if fp8 and base != "bf16":
-        message = (
-            f"trainer.plugins.fp8 is {fp8} with {base}; Transformer Engine requires BF16 as the base precision of FP8"
-        )
+        message = f"trainer.plugins.fp8 is {fp8} with {base}, but Transformer Engine supports FP8 only with BF16"
         yield Violation("fp8_above", message, "set trainer.plugins.precision=bf16-mixed and its dtypes")
     if fp8 and r[f"{PLUGIN}.fp4"]:  # TransformerConfig.__post_init__
-        message = "trainer.plugins has both fp8 and fp4"
+        message = "trainer.plugins has both fp8 and fp4, but Megatron supports only one of them"
         yield Violation("fp8_fp4", message, "set trainer.plugins.fp8=None, or trainer.plugins.fp4=None")
     gathers = r[f"{PLUGIN}.fp8_param_gather"] or r[f"{PLUGIN}.fp8_params"]
     if gathers and not fp8:  # TransformerConfig.__post_init__: fp8_param needs fp8
         fix = "set trainer.plugins.fp8_param_gather=False"
         if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"]:
             fix += " trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=False"
-        yield Violation("fp8_gather", "trainer.plugins.fp8_param_gather needs trainer.plugins.fp8", fix)
+        yield Violation("fp8_gather", "trainer.plugins.fp8_param_gather requires trainer.plugins.fp8", fix)
     yield from _check_bf16_ends(r, bool(fp8))
     yield from _check_expert_bias(r, bool(fp8))
 
 
 def _check_expert_bias(r: Reader, is_fp8: bool) -> Iterator[Violation]:
-    """With biased experts in FP8, the router must pad the token counts (`fusions._pad_tokens_of_experts` says why)."""
+    """Yield a violation for biased experts in FP8 without padded token counts (`fusions._pad_tokens_of_experts`)."""
     has_expert_bias = r["model.config.num_moe_experts"] and r["model.config.add_bias_linear"]
     if not (is_fp8 and has_expert_bias and r["model.config.moe_grouped_gemm"]):
         return
     if not r["model.config.moe_router_padding_for_fp8"]:
-        message = "experts with biases (add_bias_linear) in FP8 need model.config.moe_router_padding_for_fp8"
+        message = "experts with biases (add_bias_linear) in FP8 require model.config.moe_router_padding_for_fp8"
         yield Violation("fp8_expert_bias", message, "set model.config.moe_router_padding_for_fp8=True")
 
 
 def _check_bf16_ends(r: Reader, is_fp8: bool) -> Iterator[Violation]:
-    """Check the numbers of first and last layers in BF16.
+    """Yield a violation if the numbers of first and last layers in BF16 have no effect or leave no layer in FP8.
 
-    Megatron's own check (TransformerConfig.__post_init__) runs before the plugin sets these fields.
+    Megatron's check (TransformerConfig.__post_init__) runs before the plugin sets these fields.
     """
     paths = [f"{PLUGIN}.num_layers_at_{end}_in_bf16" for end in ("start", "end")]
     first, last = (r[path] or 0 for path in paths)
@@ -131,18 +130,18 @@ def _check_bf16_ends(r: Reader, is_fp8: bool) -> Iterator[Violation]:
 
 
 def _short_name(dtype: object) -> str:
-    """Return bf16, fp16 or fp32 for a torch data type, or "" for None and other types."""
+    """Return bf16, fp16 or fp32 for a torch data type; "" for None and other types."""
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     return names.get(str(dtype).rpartition(".")[2], "")
 
 
 def check_plugin(r: Reader) -> Iterator[Violation]:
-    """Require a precision plugin: without one, NeMo computes in FP32, regardless of the optimizer's flags."""
+    """Yield a violation if there is no precision plugin: NeMo computes in FP32 then, despite the optimizer's flags."""
     if r.precision_plugin is not None or r["trainer.precision"] is not None:
         return
     flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]
     if flags or r.is_overridden("trainer.plugins"):
-        cause = f"but optim.config.{flags[0]} is set" if flags else "because the overrides remove it"
+        cause = f"but optim.config.{flags[0]} is set" if flags else "because an override removes it"
         yield Violation(
             "no_precision",
             f"trainer.plugins has no precision plugin, {cause}: the model would be trained in FP32",
@@ -156,11 +155,11 @@ STATES = {
     "optim.config.exp_avg_sq_dtype": MOMENTS,
     "optim.config.main_params_dtype": ("float32", "float16"),
 }
-"""Data types that Transformer Engine's FusedAdam accepts when it is constructed (optimizers/fused_adam.py:135)."""
+"""Field -> data types that Transformer Engine's FusedAdam accepts (optimizers/fused_adam.py:135)."""
 
 
 def check_optimizer_dtypes(r: Reader) -> Iterator[Violation]:
-    """Optimizer states must have a data type that Transformer Engine supports; it stores FP8 as uint8 with a scale."""
+    """Yield a violation for optimizer states with a data type that Transformer Engine's Adam does not support."""
     for path, known in STATES.items():
         name = str(r[path]).rpartition(".")[2]
         if r[path] is None or name in known:

@@ -13,7 +13,7 @@ STRATEGY = "trainer.strategy"
 
 
 def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
-    """MXFP8 parameters in the gradient buffer must not be gathered during the forward pass.
+    """Yield a violation if MXFP8 parameters in the gradient buffer are gathered during the forward pass.
 
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
     optimizer.py:575-579), which the loop of NeMo 2.7.3 does not do. tests/nemo2/build/mxfp8_weights.py reproduces it.
@@ -29,44 +29,43 @@ def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
 
 
 def check_userbuffer_length(r: Reader) -> Iterator[Violation]:
-    """Userbuffers have a fixed size, `seq_length` x micro-batch over cp (NeMo's callback, _init_te_userbuffers).
+    """Yield a violation for userbuffers with sequences of different lengths.
 
-    NeMo's fine-tuning data pads each batch to its longest sample, unless `pad_to_max_length` is set.
+    The size of the buffers is fixed: `seq_length` x micro-batch size / cp (NeMo's callback, _init_te_userbuffers).
+    NeMo's fine-tuning data pads each batch only to its longest sample, unless `pad_to_max_length` is set.
     """
-    overlap, is_packed = find_callback(r), r["data.packed_sequence_specs"]
-    tp = r[f"{STRATEGY}.tensor_model_parallel_size"] or 1
-    if overlap is None or not overlap.tp_comm_overlap or tp < 2 or "FineTuning" not in class_name(r["data"]):
+    callback, tp = find_callback(r), r[f"{STRATEGY}.tensor_model_parallel_size"] or 1
+    if callback is None or not callback.tp_comm_overlap or tp < 2 or "FineTuning" not in class_name(r["data"]):
         return
     dataset_kwargs = r["data.dataset_kwargs"] or {}
     if isinstance(dataset_kwargs, dict) and dataset_kwargs.get("pad_to_max_length"):
         return
-    fix = f"set tp_comm_overlap=False in {CALLBACK}"
-    if is_packed:
-        fix = "set data.dataset_kwargs={'pad_to_max_length': True}"
+    is_packed = r["data.packed_sequence_specs"]
+    fix = "data.dataset_kwargs={'pad_to_max_length': True}" if is_packed else f"tp_comm_overlap=False in {CALLBACK}"
     yield Violation(
         "userbuffer_length",
         "tp_comm_overlap with samples of different lengths: Transformer Engine's userbuffers need sequences of "
         f"exactly {r['model.config.seq_length']:,} tokens",
-        fix,
+        f"set {fix}",
     )
 
 
 def is_overlapped(r: Reader, field: str) -> bool:
-    """Return whether an overlap of data-parallel communication is enabled by NeMo's callback, or else by the strategy.
+    """Return whether an overlap of data-parallel communication is enabled.
 
-    `field` is `overlap_grad_reduce` or `overlap_param_gather`.
+    `field` is `overlap_grad_reduce` or `overlap_param_gather`. NeMo's callback takes precedence over the strategy.
     """
     callback = find_callback(r)
     if callback is None:
         return bool(r[f"{STRATEGY}.ddp.{field}"])
     enabled = getattr(callback, field)
-    if enabled is None:  # the callback then enables it for more than one replica
+    if enabled is None:  # the callback enables it if there are several replicas
         return r.gpus > r.gpus_per_replica
     return enabled
 
 
 def find_callback(r: Reader) -> Any:
-    """Return NeMo's overlap callback, or None."""
+    """Return the configuration of NeMo's overlap callback; None if there is none."""
     callbacks = r["trainer.callbacks"]
     if not isinstance(callbacks, list):
         return None

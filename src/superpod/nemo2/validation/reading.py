@@ -1,4 +1,4 @@
-"""Read a configuration by path, such as `trainer.max_steps` or `optim.config.lr`."""
+"""Read the fields of a configuration by path, such as `trainer.max_steps` or `optim.config.lr`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 PLUGIN = "trainer.plugins"
+"""Path of the precision plugin, which may also be in a list there."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A built configuration and the overrides applied to it."""
+    """Reads the fields of a built configuration, `partial`, to which `overrides` have been applied."""
 
     partial: run.Partial
     overrides: tuple[str, ...] = ()
@@ -32,8 +33,10 @@ class Reader:
 
     @property
     def precision_plugin(self) -> Any:
-        """The configuration of NeMo's precision plugin, or None."""
-        return precision_plugin(self.partial)
+        """The configuration of NeMo's precision plugin; None if there is none."""
+        plugins = _field(_field(self.partial, "trainer"), "plugins")
+        plugins = plugins if isinstance(plugins, list | tuple) else [plugins]
+        return next((plugin for plugin in plugins if "Precision" in class_name(plugin)), None)
 
     @property
     def gpus(self) -> int:
@@ -55,27 +58,18 @@ class Reader:
         return self.gpus // self.gpus_per_replica
 
     def is_overridden(self, *paths: str) -> bool:
-        """Return whether an override sets one of these fields, a part that contains it, or a field inside it."""
+        """Return whether an override sets one of the fields `paths`, a part that contains it, or a field inside it."""
         return any(is_overridden(self.overrides, path) for path in paths)
 
 
 def is_overridden(overrides: Sequence[str], path: str) -> bool:
-    """Return whether an override sets a field, a part that contains it, or a field inside it."""
+    """Return whether an override sets the field `path`, a part that contains it, or a field inside it."""
     keys = [path_of(text) for text in overrides]
     return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
-def precision_plugin(partial: run.Partial) -> Any:
-    """Return the configuration of NeMo's precision plugin, also if it is in a list; None if there is none."""
-    plugins = _field(_field(partial, "trainer"), "plugins")
-    for plugin in plugins if isinstance(plugins, list | tuple) else [plugins]:
-        if "Precision" in class_name(plugin):
-            return plugin
-    return None
-
-
 def _field(node: Any, name: str) -> Any:
-    """Return the value of a field or its default; None if the default has a factory."""
+    """Return the value of a field, or its default; None if it does not exist, or its default has a factory."""
     try:
         return getattr(node, name, None)
     except ValueError:  # raised by fiddle for a default factory
@@ -83,7 +77,7 @@ def _field(node: Any, name: str) -> Any:
 
 
 def class_name(node: Any) -> str:
-    """Return the name of the class or function of a configuration, or of an object's class; "" for None."""
+    """Return the name of a configuration's class or function, or of another object's class; "" for None."""
     if node is None:
         return ""
     import fiddle as fdl

@@ -1,4 +1,4 @@
-"""Check the requirements of resuming: complete checkpoints are saved, kept, and found by the next attempt."""
+"""Check the requirements of resuming: complete checkpoints are saved and kept, and the next attempt finds them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from superpod.nemo2.validation.reading import Reader
 from superpod.planner.rules.rules import Violation
 
 METRICS = ("step", "epoch", "global_step", "consumed_samples", "reduced_train_loss", "val_loss", "lr", "grad_norm")
-"""Metrics that NeMo logs, with which checkpoints can be ranked."""
+"""Metrics that NeMo logs, and by which checkpoints can be ranked."""
 INCREASING_METRICS = ("step", "epoch", "global_step", "consumed_samples")
-"""Metrics whose largest value belongs to the newest checkpoint."""
+"""Metrics that are largest for the newest checkpoint."""
 
 
 def check_resume(r: Reader) -> Iterator[Violation]:
-    """Each attempt must resume from the last checkpoint of the previous attempt (nemo/lightning/resume.py)."""
+    """Yield a violation unless each attempt resumes from the last checkpoint of the previous one (NeMo's resume.py)."""
     if r["resume.resume_if_exists"] is False:
         yield Violation(
             "resume",
@@ -31,14 +31,14 @@ def check_resume(r: Reader) -> Iterator[Violation]:
     if not r["log.ckpt.save_last"] and r["log.ckpt"] is not None:
         yield Violation(
             "save_last",
-            f"log.ckpt.save_last is {r['log.ckpt.save_last']!r}, but attempts resume from *-last only: each would "
-            "restart at step 0",
+            f"log.ckpt.save_last is {r['log.ckpt.save_last']!r}, but attempts resume only from *-last: each attempt "
+            "would restart at step 0",
             "set log.ckpt.save_last=link, or True for a second copy",
         )
 
 
 def check_optimizer_state(r: Reader) -> Iterator[Violation]:
-    """Checkpoints must contain the optimizer state, and attempts must load it."""
+    """Yield a violation if checkpoints lack the optimizer state, or resumed attempts do not load it."""
     for path, bad, effect in (
         ("log.ckpt.save_weights_only", True, "checkpoints would have no optimizer state"),
         ("trainer.strategy.ckpt_save_optimizer", False, "checkpoints would have no optimizer state"),
@@ -53,31 +53,31 @@ def check_optimizer_state(r: Reader) -> Iterator[Violation]:
 
 
 def check_interval(r: Reader) -> Iterator[Violation]:
-    """Checkpoints must be saved before the end of the run, at exactly one interval."""
+    """Yield a violation unless checkpoints are saved during the run, at exactly one interval."""
     if r["trainer.enable_checkpointing"] is False:  # Lightning raises if there is a ModelCheckpoint callback
         message = "trainer.enable_checkpointing is False, but the run saves checkpoints with a callback"
         yield Violation("checkpointing", message, "keep it True; log.ckpt sets the interval and number of checkpoints")
     intervals = ("every_n_train_steps", "every_n_epochs", "train_time_interval")
-    given_intervals = [name for name in intervals if r[f"log.ckpt.{name}"]]
-    if r["log.ckpt"] is not None and r["log.ckpt.every_n_train_steps"] != 0 and not given_intervals:
+    set_intervals = [name for name in intervals if r[f"log.ckpt.{name}"]]
+    if r["log.ckpt"] is not None and r["log.ckpt.every_n_train_steps"] != 0 and not set_intervals:
         steps = r["trainer.max_steps"]
-        message = f"log.ckpt has no save interval: a run that stops before step {steps} would lose everything"
+        message = f"log.ckpt has no save interval: a run that stops before step {steps} would lose all steps"
         yield Violation("interval", message, "set log.ckpt.every_n_train_steps=100")
-    if len(given_intervals) > 1:  # Lightning's ModelCheckpoint
-        message = f"log.ckpt has {' and '.join(given_intervals)}, but only one interval is allowed"
-        yield Violation("intervals", message, f"set log.ckpt.{given_intervals[-1]}=None")
+    if len(set_intervals) > 1:  # Lightning's ModelCheckpoint
+        message = f"log.ckpt has {' and '.join(set_intervals)}, but only one interval is allowed"
+        yield Violation("intervals", message, f"set log.ckpt.{set_intervals[-1]}=None")
 
 
 def check_ranking(r: Reader) -> Iterator[Violation]:
-    """The newest or best checkpoints must be kept, not the oldest or worst."""
+    """Yield a violation if the oldest or worst checkpoints are kept, or their metric is not logged."""
     metric, mode = r["log.ckpt.monitor"], r["log.ckpt.mode"]
     if metric is None:
         return
     if metric in INCREASING_METRICS and mode == "min":
-        message = f"log.ckpt.monitor is {metric} and mode is min: this keeps the oldest checkpoints, not the newest"
+        message = f"log.ckpt.monitor is {metric} and mode is min: the oldest checkpoints would be kept, not the newest"
         yield Violation("mode", message, "set log.ckpt.mode=max")
     if "loss" in str(metric) and mode == "max":
-        message = f"log.ckpt.monitor is {metric} and mode is max: this keeps the worst checkpoints"
+        message = f"log.ckpt.monitor is {metric} and mode is max: the worst checkpoints would be kept, not the best"
         yield Violation("mode", message, "set log.ckpt.mode=min")
     if metric == "val_loss" and r["trainer.limit_val_batches"] == 0:
         message = "log.ckpt.monitor is val_loss, but trainer.limit_val_batches is 0: there is no validation loss"
@@ -88,7 +88,7 @@ def check_ranking(r: Reader) -> Iterator[Violation]:
 
 
 def check_filename(r: Reader) -> Iterator[Violation]:
-    """Checkpoint names must contain the step: NeMo sorts by it, and `recipes` reads it."""
+    """Yield a violation if checkpoint names lack the step, by which NeMo sorts and which `recipes` reads."""
     name = r["log.ckpt.filename"]
     if isinstance(name, str) and "{step" not in name:
         message = f"log.ckpt.filename is {name!r}; it must contain {{step}}, because checkpoints are sorted by step"
@@ -96,21 +96,21 @@ def check_filename(r: Reader) -> Iterator[Violation]:
 
 
 def check_initial_weights(r: Reader) -> Iterator[Violation]:
-    """Fine-tuning must start from weights."""
+    """Yield a violation if adapters would start from random weights, or the initial weights have an empty path."""
     if r.is_overridden("resume.restore_config") and r["resume.restore_config"] is None and r["peft"] is not None:
         message = "resume.restore_config is None: adapters would be trained on top of random weights"
         yield Violation("weights", message, "leave it out, or specify a checkpoint: resume.restore_config.path=PATH")
     if r["resume.restore_config"] is not None and r["resume.restore_config.path"] == "":
-        yield Violation("weights", "resume.restore_config.path is empty", "specify a checkpoint, or nemo://ORG/NAME")
+        yield Violation("weights", "resume.restore_config.path is empty", "set it to a checkpoint, or nemo://ORG/NAME")
 
 
 RULES = (check_resume, check_optimizer_state, check_interval, check_ranking, check_filename, check_initial_weights)
 
 PARTS = ("resume", "log.ckpt", "trainer.strategy.ckpt_load_optimizer", "trainer.strategy.ckpt_save_optimizer")
-"""Parts of a configuration that these rules read."""
+"""Parts of a configuration that most of these rules read."""
 
 
 def violations(r: Reader) -> Iterator[Violation]:
-    """Yield the violations of all rules in this file."""
+    """Yield the violations that the `RULES` of this file find."""
     for rule in RULES:
         yield from rule(r)

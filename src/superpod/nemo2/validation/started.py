@@ -1,9 +1,9 @@
 """Run the checks that NeMo, Lightning and Megatron make before the first step, in one process without ranks.
 
-Every object of the configuration is constructed in the job's environment, so that its own checks run: data module,
-logger, AutoResume, each callback and Lightning's trainer. Then the objects are connected as in `llm.pretrain`: NeMo's
-validation runs, callbacks are set up, and the learning rate is computed at steps from the first to the last. An
-override that NeMo overwrites in this process is reported, because it would silently have no effect.
+The objects of the configuration are constructed in the job's environment, which runs their checks: data module, logger,
+AutoResume, callbacks and Lightning's trainer. Then they are connected like in `llm.pretrain`: NeMo's validation runs,
+callbacks are set up, and the learning rate is computed at steps from the first to the last. An override that NeMo
+overwrites meanwhile is reported, because it would have no effect.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 MISSING_HERE = (OSError, ImportError)
-"""Exceptions raised if this machine lacks a file or a package; they are not errors of the configuration."""
+"""Exceptions for a file or package that this machine lacks; they are not errors of the configuration."""
 CLEARED_FIELDS = ("trainer.strategy.pipeline_dtype",)
-"""Fields that NeMo clears when they have no effect, for example without pipeline parallelism."""
+"""Fields that NeMo clears if they have no effect, for example without pipeline parallelism."""
+_PLUGIN_OR_CALLBACK = "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])"
 SOURCES = {
-    "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
-    "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
-    "trainer.strategy.ddp": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
+    **dict.fromkeys(("model.config", "optim.config", "trainer.strategy.ddp"), _PLUGIN_OR_CALLBACK),
     "trainer.strategy": "the parallel size to which it belongs",
 }
-"""Section of a configuration -> source of the values that overwrite its fields when a run starts."""
+"""Section of a configuration -> source of the values with which NeMo overwrites its fields when a run starts."""
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The constructed parts of a configuration."""
+    """The objects constructed from a configuration."""
 
     model: Any
     data: Any
@@ -69,31 +68,31 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
 
     Args:
         r: the configuration.
-        job: the planner's job, which determines the GPU and the environment; None stands for an H100 without variables.
+        job: the planner's job, which determines GPU and environment; None = an H100 without environment variables.
     """
     if r["model.config"] is None or r["trainer.strategy"] is None:
         return
     with _suppress_output(), _simulate_gpu(r, job):
-        objects, problem = _construct(r)
+        objects, violation = _construct_objects(r)
         if objects is None:
-            if problem is not None:
-                yield problem
+            if violation is not None:
+                yield violation
             return
         for path, check in CHECKS.items():
-            problem = _catch_error(path, lambda check=check: check(r, objects))
-            if problem is not None:
-                yield problem
+            violation = _error_violation(path, lambda check=check: check(r, objects))
+            if violation is not None:
+                yield violation
                 return
-        paths = list(_overridden_fields(r))
-        values = {path: _read_path(objects, path) for path in paths}
-        problem = _catch_error("the recipe", lambda: _connect(r, objects))
-        if problem is not None:
-            yield problem
+        values = {path: _get_by_path(objects, path) for path in _overridden_fields(r)}
+        violation = _error_violation("the recipe", lambda: _connect_objects(r, objects))
+        if violation is not None:
+            yield violation
             return
-        for path in paths:
-            before, after = values[path], _read_path(objects, path)
+        for path, before in values.items():
+            after = _get_by_path(objects, path)
             if after != before:
-                message = f"{path} is {_shorten(before)}, but NeMo overwrites it with {_shorten(after)} at startup"
+                old, new = _format_short(before), _format_short(after)
+                message = f"{path} is {old}, but NeMo overwrites it with {new} at startup"
                 source = SOURCES[path.rpartition(".")[0]]
                 yield Violation("written_over", message, f"change it in {source}")
         yield from _set_up_callbacks(r, objects)
@@ -102,10 +101,10 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
 # -- constructing ----------------------------------------------------------------------------------------------------
 
 
-def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
-    """Construct the objects, or return the first error as a violation.
+def _construct_objects(r: Reader) -> tuple[Objects | None, Violation | None]:
+    """Return (objects, None), or (None, violation) for the first error.
 
-    Returns (None, None) if this machine cannot construct the model or the trainer.
+    Return (None, None) if this machine cannot construct the model or the trainer.
     """
     import fiddle as fdl
 
@@ -113,9 +112,9 @@ def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
     # A data module whose files are not on this machine cannot be constructed; its arguments replace it.
     built_parts: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
     for name, part in parts.items():
-        problem = _catch_error(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
-        if problem is not None:
-            return None, problem
+        violation = _error_violation(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
+        if violation is not None:
+            return None, violation
     if "model" not in built_parts or "trainer" not in built_parts:
         return None, None
     fields = {name: part for name, part in built_parts.items() if not name.startswith("trainer.callbacks")}
@@ -123,7 +122,10 @@ def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
 
 
 def _separate_parts(partial: run.Partial) -> dict[str, Any]:
-    """Copy the parts in the order of their construction, without anything that needs a GPU, a network or files."""
+    """Return {path: part} for copies of a configuration's parts, in the order in which they are constructed.
+
+    The copies lack everything that needs a GPU, a network or files.
+    """
     import fiddle as fdl
 
     partial = copy.deepcopy(partial)
@@ -138,9 +140,8 @@ def _separate_parts(partial: run.Partial) -> dict[str, Any]:
     if hasattr(parts.get("optim"), "config"):
         parts["optim"].config = built.disable_gpu_software(parts["optim"].config)
     data = partial.data
-    if find_parameter(
-        fdl.get_callable(data), "tokenizer"
-    ):  # without a tokenizer, NeMo downloads the tokenizer of GPT-2
+    # Without a tokenizer, NeMo would download that of GPT-2.
+    if find_parameter(fdl.get_callable(data), "tokenizer"):
         data.tokenizer = SimpleNamespace(vocab_size=2**16, eos_id=0)
     parts["data"] = data
     model = partial.model
@@ -148,14 +149,14 @@ def _separate_parts(partial: run.Partial) -> dict[str, Any]:
         model.tokenizer = None
     model.config = built.disable_gpu_software(model.config)
     parts["model"] = model
-    # Lightning looks for GPUs when it is constructed, so it gets one CPU; `_connect` passes the real sizes.
+    # Lightning looks for the devices when it is constructed; `_connect_objects` passes the real numbers to NeMo.
     trainer.accelerator, trainer.devices, trainer.num_nodes = "cpu", 1, 1
     parts["trainer"] = trainer
     return parts
 
 
-def _catch_error(path: str, call: Callable[[], object]) -> Violation | None:
-    """Run `call`, and return its exception as a violation; errors that this machine causes are ignored."""
+def _error_violation(path: str, call: Callable[[], object]) -> Violation | None:
+    """Run `call`, and return its exception as a violation at `path`; None = no error, or this machine causes it."""
     try:
         call()
     except MISSING_HERE:
@@ -171,8 +172,8 @@ def _catch_error(path: str, call: Callable[[], object]) -> Violation | None:
 # -- starting --------------------------------------------------------------------------------------------------------
 
 
-def _check_batches(r: Reader, objects: Objects) -> None:
-    """Let Megatron compute the number of micro-batches at every step of the batch size ramp-up."""
+def _check_batch_rampup(r: Reader, objects: Objects) -> None:
+    """Let Megatron compute the number of micro-batches for every batch size of a batch size ramp-up."""
     from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
 
     ramp, data = r["data.rampup_batch_size"], objects.data
@@ -181,20 +182,20 @@ def _check_batches(r: Reader, objects: Objects) -> None:
         return
     calculator = _build_num_microbatches_calculator(1, ramp, data.global_batch_size, data.micro_batch_size, dp, False)
     start, increment, samples = (int(number) for number in ramp)
-    for number in range((data.global_batch_size - start) // increment + 1):
-        steps = max(1, (data.global_batch_size - start) // increment)
-        calculator.update(int(samples * number / steps) + 1, consistency_check=True)
+    increases = (data.global_batch_size - start) // increment
+    for number in range(increases + 1):
+        calculator.update(int(samples * number / max(1, increases)) + 1, consistency_check=True)
 
 
 def _check_weights_path(_r: Reader, objects: Objects) -> None:
-    """Let NeMo parse the path of the initial weights: a path or nemo://."""
+    """Let NeMo parse the location of the initial weights, a path or `nemo://ORG/NAME`."""
     restore_config = getattr(objects.resume, "restore_config", None)
     if restore_config is not None and restore_config.path:
         objects.resume._extract_path(restore_config.path)
 
 
 def _check_schedule(r: Reader, objects: Objects) -> None:
-    """Create the learning-rate schedule as NeMo does, and compute the rate at steps from the first to the last."""
+    """Let NeMo create the learning-rate schedule, and compute the rate at steps from the first to the last."""
     import torch
 
     schedule, rate, last = getattr(objects.optim, "lr_scheduler", None), r["optim.config.lr"], r["trainer.max_steps"]
@@ -212,15 +213,15 @@ def _check_schedule(r: Reader, objects: Objects) -> None:
 
 
 CHECKS: dict[str, Callable[[Reader, Objects], None]] = {
-    "data": _check_batches,
+    "data": _check_batch_rampup,
     "resume.restore_config.path": _check_weights_path,
     "optim.lr_scheduler": _check_schedule,
 }
-"""Section of a configuration -> its check, run before the parts are connected."""
+"""Section of a configuration -> check that runs before the objects are connected."""
 
 
-def _connect(r: Reader, objects: Objects) -> None:
-    """Run NeMo's own validation and let it modify the configurations, in the order of `llm.pretrain`."""
+def _connect_objects(r: Reader, objects: Objects) -> None:
+    """Let NeMo validate and modify the configurations, in the order of `llm.pretrain`."""
     from nemo.collections.llm import api
 
     strategy = objects.trainer.strategy
@@ -238,17 +239,18 @@ def _connect(r: Reader, objects: Objects) -> None:
             with mock.patch.object(callback, "_check_num_cuda_device_max_connections"):
                 callback.setup(trainer, objects.model, "fit")
     config = objects.model.config
-    if config.overlap_p2p_comm and strategy.pipeline_model_parallel_size > 1 and not _is_interleaved(strategy):
+    is_interleaved = (strategy.virtual_pipeline_model_parallel_size or 1) > 1
+    if config.overlap_p2p_comm and strategy.pipeline_model_parallel_size > 1 and not is_interleaved:
         # Megatron raises this at the first step (schedules.py, forward_backward_pipelining_without_interleaving).
-        raise ValueError("overlap_p2p_comm needs the interleaved schedule, which needs virtual stages")
+        raise ValueError("overlap_p2p_comm requires the interleaved schedule, that is, virtual stages")
 
 
 REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "MisconfigurationException")
-"""Exceptions with which callbacks reject a configuration; others may be caused by the replaced objects."""
+"""Exceptions with which callbacks reject a configuration; the replaced objects may cause others."""
 
 
 def _set_up_callbacks(r: Reader, objects: Objects) -> Iterator[Violation]:
-    """Set up the callbacks of NeMo and Lightning in order, and yield their errors.
+    """Set up the callbacks of NeMo and Lightning, and yield their errors.
 
     Other callbacks, such as NVIDIA's fault tolerance or a user's own, may need a real rank and are skipped.
     """
@@ -267,15 +269,15 @@ def _set_up_callbacks(r: Reader, objects: Objects) -> Iterator[Violation]:
         if library == "lightning":  # NeMo's may install signal handlers or communicate
             hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
         for hook in hooks:
-            problem = _catch_error(f"trainer.callbacks[{number}]", hook)
-            if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
-                yield problem
+            violation = _error_violation(f"trainer.callbacks[{number}]", hook)
+            if violation is not None and any(f": {name}: " in violation.message for name in REFUSALS):
+                yield violation
                 break
 
 
 @contextlib.contextmanager
 def _simulate_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
-    """Set the job's environment variables and its GPU's compute capability, which callbacks and configurations read."""
+    """Set the environment variables of a job, and let torch report the compute capability of its GPU."""
     import torch
 
     from superpod.collection.facts import environment
@@ -291,13 +293,9 @@ def _simulate_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
         yield
 
 
-def _is_interleaved(strategy: Any) -> bool:
-    return (strategy.virtual_pipeline_model_parallel_size or 1) > 1
-
-
 @contextlib.contextmanager
 def _set_app_state(r: Reader) -> Iterator[None]:
-    """Set the data-parallel size in NeMo's `AppState`, from which the overlap callback reads it."""
+    """Set the data-parallel size in NeMo's `AppState`, from which the overlap callback reads it, and restore it."""
     from nemo.utils import AppState
 
     state = AppState()
@@ -314,19 +312,19 @@ def _set_app_state(r: Reader) -> Iterator[None]:
 
 
 def _overridden_fields(r: Reader) -> Iterator[str]:
-    """Yield the paths of fields that overrides set directly in a section of `SOURCES`."""
-    paths = dict.fromkeys(path_of(text) for text in r.overrides)
-    for path in paths:
+    """Yield the paths of overridden fields that are directly in a section of `SOURCES`."""
+    for path in dict.fromkeys(path_of(text) for text in r.overrides):
         if path.rpartition(".")[0] in SOURCES and path not in CLEARED_FIELDS:
             yield path
 
 
-def _read_path(objects: Objects, path: str) -> Any:
+def _get_by_path(objects: Objects, path: str) -> Any:
+    """Return the value of a field in a section of `SOURCES`; None if it does not exist."""
     section, _, field = path.rpartition(".")
     return getattr(objects.section(section), field, None)
 
 
-def _shorten(value: Any) -> str:
+def _format_short(value: Any) -> str:
     return str(getattr(value, "__name__", repr(value)))[:80]
 
 

@@ -1,8 +1,8 @@
-"""The values that single fields accept. `text_violations` checks overrides before NeMo is imported.
+"""Check single fields for valid choices and ranges. `text_violations` checks overrides before NeMo is imported.
 
-Megatron and NeMo annotate most choices as `str` and check them after the weights are initialized, if at all: an unknown
-dispatcher is detected by the first layer, an unknown optimizer after the model is built, an Adam beta of 9 never.
-Sources: Megatron-Core 0.15.3, NeMo 2.7.3, Lightning; the comment on each line names the file or class.
+Megatron and NeMo annotate most choices as `str` and check them late, if at all: an unknown dispatcher in the first
+layer, an unknown optimizer after the model is built, an Adam beta of 9 never. Sources: Megatron-Core 0.15.3, NeMo
+2.7.3, Lightning; the comment on each line names the file or class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CHOICES: dict[str, tuple[str, ...]] = {
     "trainer.accelerator": ("gpu", "cuda", "auto"),  # Megatron's layers need CUDA
     "trainer.plugins.precision": ("16-mixed", "bf16-mixed", "32", "16", "bf16", "fp16", "fp16-mixed", "fp32"),
-    # mixed_precision.py: any other value computes in fp32, without an error
+    # mixed_precision.py: with any other value, the model computes in FP32, without an error
     "trainer.plugins.fp8": ("e4m3", "hybrid"),  # core/fp8_utils.py, get_fp8_recipe
     "trainer.plugins.fp8_recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),  # core/enums.py, Fp8Recipe
     "trainer.plugins.fp8_amax_compute_algo": ("max", "most_recent"),  # TE recipe.DelayedScaling
@@ -51,7 +51,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "optim.lr_scheduler.interval": ("step",),  # an epoch lasts the entire run, and Lightning ignores other values
 }
-"""Field -> its choices, in addition to None."""
+"""Field -> allowed values, in addition to None."""
 
 ALTERNATIVES = {
     "adamw": "use adam, which is AdamW in Megatron unless decoupled_weight_decay=False",
@@ -60,7 +60,7 @@ ALTERNATIVES = {
     "so Transformer Engine gets no process group, and each rank attends only to its own tokens",
     "cpu": "`recipes rehearse` trains a shrunk model on CPUs",
 }
-"""Value that is common in other libraries -> suggestion."""
+"""Value of other libraries -> suggestion."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,19 @@ class Range:
     above: float = -math.inf
     below: float = math.inf
     also: tuple[Any, ...] = ()
-    """Additional values outside the bounds."""
+    """Values outside the bounds that are allowed, too."""
     fix: str = ""
+    """Suggestion for a value outside the range."""
 
     def __contains__(self, value: float) -> bool:
-        """Return whether the range contains the value; no range contains NaN."""
+        """Return whether the value is allowed; NaN never is."""
         if value in self.also:
             return True
         return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
-        bounds = [
-            *([f"at least {self.least:g}"] if self.least > -math.inf else []),
-            *([f"above {self.above:g}"] if self.above > -math.inf else []),
-            *([f"at most {self.most:g}"] if self.most < math.inf else []),
-            *([f"below {self.below:g}"] if self.below < math.inf else []),
-        ]
+        limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        bounds = [f"{name} {limit:g}" for name, limit in limits.items() if math.isfinite(limit)]
         return ", or ".join([" and ".join(bounds), *map(str, self.also)])
 
 
@@ -113,7 +110,7 @@ RANGES: dict[str, Range] = {
     "optim.lr_scheduler.frequency": COUNT,  # Lightning computes a step modulo this value (training_epoch_loop.py)
     "trainer.max_steps": Range(
         least=1,
-        fix="NeMo's data and schedule need a number of steps; -1 (no limit) is not allowed: use 1000",
+        fix="NeMo's data and schedule need a number of steps, so -1 (no limit) is not allowed: use 1000",
     ),
     "trainer.max_epochs": Range(least=1, also=(-1,), fix="set the length of the run with trainer.max_steps"),
     "trainer.num_nodes": COUNT,
@@ -162,16 +159,15 @@ RANGES: dict[str, Range] = {
     "peft.alpha": POSITIVE,
     "peft.dropout": FRACTION,
 }
-"""Field -> the range of its numbers. None and other types are checked against the annotation of the field."""
-
+"""Field -> range of its numbers. Other types are checked against the annotation of the field."""
 
 INTERVAL = "log.ckpt.every_n_train_steps"
 OTHER_INTERVALS = ("log.ckpt.every_n_epochs", "log.ckpt.train_time_interval")
-"""With one of these, `INTERVAL` may be 0, which disables saving by steps (Lightning's ModelCheckpoint)."""
+"""If one of these is set, `INTERVAL` may be 0, which disables saving by steps (Lightning's ModelCheckpoint)."""
 
 
 def violations(reader: Reader) -> Iterator[Violation]:
-    """Yield the fields of a configuration that have a value outside their choices or range."""
+    """Yield a violation for each field of a configuration whose value is outside its choices or range."""
     has_other_interval = any(reader[path] for path in OTHER_INTERVALS)
     for path in (*CHOICES, *RANGES):
         if has_other_interval and path == INTERVAL and reader[path] == 0:
@@ -180,7 +176,10 @@ def violations(reader: Reader) -> Iterator[Violation]:
 
 
 def text_violations(overrides: Sequence[str]) -> Iterator[Violation]:
-    """Check overrides in text form, such as `optim.config.lr=30`. The last override of a field applies."""
+    """Yield a violation for each override, such as `optim.config.lr=30`, whose value is outside its choices or range.
+
+    Of several overrides of a field, the last applies.
+    """
     last = assigned_values(overrides)
     if any(literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
         del last[INTERVAL]  # allowed: checkpoints are saved at a different interval
@@ -191,25 +190,25 @@ def text_violations(overrides: Sequence[str]) -> Iterator[Violation]:
 
 
 def assigned_values(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the text of the last `path=value` for each path, unless a later operator such as `*=` changes it."""
+    """Return {path: text of its last value} for overrides, without paths that a later operator such as `*=` changes."""
     last: dict[str, str] = {}
     for text in overrides:
         path_and_value = split_assignment(text)
         if path_and_value:
             last[path_and_value[0]] = path_and_value[1]
-        else:  # the resulting value depends on the built recipe
+        else:  # the value depends on the recipe
             last.pop(path_of(text).strip(), None)
     return last
 
 
 def split_assignment(text: str) -> tuple[str, str] | None:
-    """Split `path=value` into the path and the text of the value; return None for other operators."""
+    """Return the path and the text of the value in `path=value`; None for overrides with another operator."""
     match = re.fullmatch(r"\s*([A-Za-z_][\w.\[\]]*)\s*=(.*)", text, re.DOTALL)
     return (match[1], match[2].strip()) if match else None
 
 
 def literal(text: str) -> Any:
-    """Parse a Python literal, or a name such as `true`, `none` or `inf`; return any other text unchanged."""
+    """Return the value of a Python literal, or of a name such as `true`, `none` or `inf`; other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
