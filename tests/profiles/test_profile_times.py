@@ -1,4 +1,4 @@
-"""Times that cannot be are left out of a profile, and it says how many, why, and which was the first."""
+"""Times that cannot be are omitted of a profile, and it says how many, why, and which was the first."""
 
 import json
 import sqlite3
@@ -54,9 +54,7 @@ def test_one_impossible_event_changes_no_second_and_is_told(tmp_path, case, cate
     path.write_text(json.dumps(trace))
     summary, sums = summed(path)
     assert {kind: round(s * 1e6) for kind, s in sums.classes.items()} == synthetic.CLASSES_US
-    assert [note for note in summary.notes if "left out" in note] == [
-        f"left out 1 event with implausible times: {words}"
-    ]
+    assert [note for note in summary.notes if "omitted" in note] == [f"omitted 1 event with implausible times: {words}"]
 
 
 @pytest.mark.parametrize("name", ["ProfilerStep#7", "odd"])
@@ -66,21 +64,21 @@ def test_a_mark_or_an_operation_of_a_cpu_far_away_stretches_no_step(tmp_path, na
     path = trace_of(tmp_path / "t.json", [{**op, "name": name, "ts": FAR_US, "dur": 5.0}, *near])
     summary, sums = summed(path)
     assert sums.seconds == pytest.approx(500e-6)
-    assert "left out 1 event with implausible times: 1 more than a day away from the others" in summary.notes
+    assert "omitted 1 event with implausible times: 1 more than a day away from the others" in summary.notes
 
 
 def test_every_reason_is_counted_and_the_healthy_trace_says_nothing(tmp_path):
     trace = synthetic.chrome()
     path = tmp_path / "t.json"
     path.write_text(json.dumps(trace))
-    assert not any("left out" in note for note in summed(path)[0].notes)
+    assert not any("omitted" in note for note in summed(path)[0].notes)
     kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "args": {"device": 0}}
     trace["traceEvents"] += [{**kernel, "name": f"odd {i}", "ts": AT, "dur": -1.0} for i in range(1234)]
     trace["traceEvents"] += [{**kernel, "name": "nan", "ts": AT, "dur": float("nan")}]
     path.write_text(json.dumps(trace))
-    (note,) = [note for note in summed(path)[0].notes if "left out" in note]
+    (note,) = [note for note in summed(path)[0].notes if "omitted" in note]
     assert note == (
-        "left out 1,235 events with implausible times: 1,234 of negative duration (odd 0), 1 without a number (nan)"
+        "omitted 1,235 events with implausible times: 1,234 of negative duration (odd 0), 1 without a number (nan)"
     )
 
 
@@ -89,7 +87,7 @@ def test_events_that_are_not_read_are_not_counted(tmp_path):
     trace["traceEvents"] += [{"ph": "X", "cat": "python_function", "name": "f", "ts": AT, "dur": -1.0}]
     path = tmp_path / "t.json"
     path.write_text(json.dumps(trace))
-    assert not any("left out" in note for note in summed(path)[0].notes)
+    assert not any("omitted" in note for note in summed(path)[0].notes)
 
 
 def test_a_trace_of_nothing_else_is_refused_with_the_counts(tmp_path):
@@ -125,7 +123,7 @@ def test_an_export_tells_them_too(tmp_path, row, words):
     inserted(path, row)
     summary, sums = summed(path)
     assert {kind: round(s * 1e6) for kind, s in sums.classes.items()} == synthetic.CLASSES_US
-    assert f"left out 1 event with implausible times: {words}" in summary.notes
+    assert f"omitted 1 event with implausible times: {words}" in summary.notes
 
 
 def test_a_range_of_an_export_far_away_is_no_step(tmp_path):
@@ -136,8 +134,8 @@ def test_a_range_of_an_export_far_away_is_no_step(tmp_path):
         db.commit()
     summary, sums = summed(path)
     assert sums.steps == synthetic.STEPS
-    assert [note for note in summary.notes if "left out" in note] == [
-        "left out 1 event with implausible times: 1 more than a day away from the others (iteration 99)"
+    assert [note for note in summary.notes if "omitted" in note] == [
+        "omitted 1 event with implausible times: 1 more than a day away from the others (iteration 99)"
     ]
 
 

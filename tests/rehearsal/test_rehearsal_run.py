@@ -99,7 +99,7 @@ def test_a_rank_that_learns_nothing_is_named():
     losses = [5.0, 4.0, 3.0, 2.0]
     idle = record(losses, before="a", data_parallel=1)
     failed = failures(own=finished("own", losses, ranks=[record(losses), idle]))
-    assert failed == {"every rank took part": "ranks 1 did not train"}
+    assert failed == {"every rank took part": "rank 1 did not train"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_rank_that_learns_nothing_is_named():
         (
             (("a", False, False), ("b", False, False)),
             ({}, {"tensor_model_parallel": 1}),
-            "w differs between ranks 0",
+            "w differs between rank 0",
         ),
         ((("a", True, False), ("b", True, False)), ({}, {"tensor_model_parallel": 1}), None),
         ((("a", True, False), ("b", True, False)), ({}, {"data_parallel": 1}), "w differs"),
@@ -162,7 +162,7 @@ HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_
 def test_the_inputs_of_the_ranks(rows, expected, message):
     one = run_on(([], [], {}))
     one.ranks[0]["inputs"] = [[[[row], [[0, 1]]] for row in expected]]
-    check = data_check.check(run_on(*rows), one)
+    check = data_check.check_samples(run_on(*rows), one)
     assert check.passed is not bool(message)
     assert re.search(message, check.message)
 
@@ -187,7 +187,7 @@ def test_a_tied_embedding_is_compared_across_stages():
     for rank, name, digest in zip(ranks, ("embedding.weight", "output_layer.weight"), "ab", strict=True):
         rank["after"] = {name: [digest, True, False, True]}
     (check,) = replica_check.check_replicas(FinishedRun("own", 1.0, ranks))
-    assert "the tied embedding differs between ranks 0 and ranks 1" in check.message
+    assert "the tied embedding differs between rank 0 and rank 1" in check.message
 
 
 def test_the_last_error_of_a_rank(tmp_path):

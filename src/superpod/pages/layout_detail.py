@@ -1,4 +1,4 @@
-"""Details of a layout on a page: figures, memory per rank, timeline, rank map and sensitivity."""
+"""Computes the details of a layout on a page: figures, memory per rank, timeline, rank map and sensitivity."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 
 MAX_PASSES_FIRST = 200_000
-"""Maximum number of passes to simulate for the first layout, which takes 1 to 4 s."""
+"""Maximum number of passes to simulate for the first layout, in 1 to 4 s."""
 MAX_PASSES_OTHERS = 24_000
-"""Maximum total number of passes to simulate for other layouts; more would take longer than the plan itself."""
+"""Maximum total number of passes to simulate for all other layouts; more would take longer than the plan itself."""
 MAX_DRAWN = 12_000
 """Maximum number of passes to draw; in longer timelines, the middle is drawn as a block."""
 
@@ -27,11 +27,12 @@ MAX_DRAWN = 12_000
 def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
     """Return the details of legal layouts in the format of `assets/plan/layout.js`.
 
-    The timeline is simulated for the first layout and, up to `MAX_PASSES_OTHERS` in total, for the others.
+    The timeline is simulated for the first layout up to `MAX_PASSES_FIRST` passes, and for the others up to
+    `MAX_PASSES_OTHERS` passes in total.
     """
     details, remaining_passes = [], MAX_PASSES_FIRST
     for job, prediction, curves in zip(jobs, predict.many(jobs), sensitivity.sensitivity_curves(jobs), strict=True):
-        count = _passes(job)
+        count = _count_passes(job)
         is_simulated = count <= remaining_passes
         details.append(_detail(job, prediction, timeline=is_simulated) | curves)
         if len(details) == 1:
@@ -41,35 +42,37 @@ def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
     return details
 
 
-def interval_note(p: Prediction) -> str:
-    """Return the note below a step time: its interval, and whether it is extrapolated."""
+def summarize(job: PlannedJob, p: Prediction) -> dict[str, Any]:
+    """Return the title, options and predicted figures of a layout; `interval` is the note below its step time."""
     interval = intervals.range_text(p.step_time_s or 0.0, p.step_time_low_s or 0.0, p.step_time_high_s or 0.0)
-    return "; ".join(filter(None, [f"80 % interval {interval} s", p.extrapolation]))
-
-
-def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[str, Any]:
     return {
         "title": explain.title(job.layout),
         "option": layout_points.option(job.layout),
         "precision": job.precision,
-        "verdict": prediction.outcome,
-        "seconds": prediction.step_time_s,
-        "interval": interval_note(prediction),
-        "rate": prediction.tokens_per_s_per_gpu,
-        "mfu": prediction.mfu,
-        "gib": prediction.reserved_gib_max,
+        "verdict": p.outcome,
+        "seconds": p.step_time_s,
+        "interval": "; ".join(filter(None, [f"80 % interval {interval} s", p.extrapolation])),
+        "rate": p.tokens_per_s_per_gpu,
+        "mfu": p.mfu,
+        "gib": p.reserved_gib_max,
+    }
+
+
+def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[str, Any]:
+    """Return the details of a layout, with a simulated timeline if `timeline`."""
+    return summarize(job, prediction) | {
         "limit_gib": prediction.limit_gib,
         "micro_batches": job.micro_batches,
         "degrees": _degrees(job),
         "terms": dict(prediction.terms_s),
         "memory": _memory(job),
         "ranks": _ranks(job),
-        "timeline": _timeline(job) if timeline else {"none": f"a step has {_passes(job):,} passes"},
+        "timeline": _timeline(job) if timeline else {"none": f"a step has {_count_passes(job):,} passes"},
     }
 
 
-def _passes(job: PlannedJob) -> int:
-    """Return the number of passes in a step, over all pipeline ranks."""
+def _count_passes(job: PlannedJob) -> int:
+    """Return the number of forward and backward passes in a step, over all pipeline ranks and chunks."""
     return 2 * job.layout.pp * (job.layout.vp or 1) * job.micro_batches
 
 
@@ -101,27 +104,23 @@ def _memory(job: PlannedJob) -> dict[str, Any]:
 
 
 def _ranks(job: PlannedJob) -> dict[str, Any]:
-    grid = rank_map.rank_grid(job)
-    return {
-        "gpus": job.gpus,
-        "node": job.node.gpus,
-        "domain": job.node.nvlink_domain,
-        "grid": {name: list(dimension) for name, dimension in grid.items()},
-    }
+    """Return the numbers of GPUs of the job, a node and an NVLink domain, and (stride, size) of each dimension."""
+    grid = {name: list(dimension) for name, dimension in rank_map.rank_grid(job).items()}
+    return {"gpus": job.gpus, "node": job.node.gpus, "domain": job.node.nvlink_domain, "grid": grid}
 
 
 def _timeline(job: PlannedJob) -> dict[str, Any]:
-    """Return the passes as columns, sorted by rank, or why the schedule cannot be simulated."""
+    """Simulate a step, and return its passes as columns, or {"none": reason} if it cannot be simulated."""
     try:
         return pack_timeline(step_timeline.simulate_step(job))
-    except UserError as none:
-        return {"none": str(none)}
+    except UserError as error:
+        return {"none": str(error)}
 
 
 def pack_timeline(step: StepTimeline, max_passes: int = MAX_DRAWN) -> dict[str, Any]:
     """Return the passes of a step as columns, sorted by rank; for a long step, only those near its start and end.
 
-    `middle` has a row (rank, start, end, number of passes) per rank for the passes that are left out.
+    `middle` has a row (rank, start, end, number of passes) per rank for the omitted passes.
     """
     events = list(step.events)
     middle_rows: list[tuple[int, float, float, int]] = []
@@ -130,9 +129,9 @@ def pack_timeline(step: StepTimeline, max_passes: int = MAX_DRAWN) -> dict[str, 
         middle_events = events[half_passes:-half_passes]
         events = events[:half_passes] + events[-half_passes:]
         for rank in range(step.ranks):
-            of_rank = [event for event in middle_events if event.stage == rank]
-            if of_rank:
-                middle_rows.append((rank, of_rank[0].start, of_rank[-1].end, len(of_rank)))
+            omitted = [event for event in middle_events if event.stage == rank]
+            if omitted:
+                middle_rows.append((rank, omitted[0].start, omitted[-1].end, len(omitted)))
     events.sort(key=lambda event: (event.stage, event.start))
     return {
         "rank": pack_array(np.array([event.stage for event in events])),

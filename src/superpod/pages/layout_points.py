@@ -1,4 +1,4 @@
-"""The points on the map of a plan: step time and memory of all legal layouts, and the data to describe each."""
+"""Computes the points on the map of a plan: step time, memory and description of all legal layouts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from superpod.planner.search import SearchResult
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "sp")
 RECOMPUTATION = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
 CELLS = (1000, 700, 500, 350, 250, 180)
-"""Grid cells per decade of both axes; only the fastest layout in a cell is drawn. Larger plans use coarser grids."""
+"""Grid cells per decade of both axes, from which the finest possible is used; a cell shows only its fastest layout."""
 MAX_POINTS = 80_000
 """Maximum number of points: with more, the page exceeds 5 MB and opens slowly."""
 
 
 def map_points(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
-    """Return the points for all precisions in the format of `assets/plan/map.js`."""
+    """Return the points of all precisions in the format of `assets/plan/map.js`.
+
+    `searches` maps each precision to its search result.
+    """
     names = _Names()
-    parts = [_points(search, i, names) for i, search in enumerate(searches.values())]
+    parts = [_describe_layouts(search, i, names) for i, search in enumerate(searches.values())]
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    gib, seconds = (np.concatenate([figure(search) for search in searches.values()]) for figure in (_gib, _seconds))
+    gib = np.concatenate([search.reserved for search in searches.values()]) / GIB
+    seconds = np.concatenate([search.seconds for search in searches.values()])
     shown_points = _select_points(gib, seconds)
-    order = shown_points[
-        np.lexsort((-seconds[shown_points], columns["fits"][shown_points]))
-    ]  # layouts that fit are drawn last
+    # Layouts that fit are drawn last.
+    order = shown_points[np.lexsort((-seconds[shown_points], columns["fits"][shown_points]))]
     edge = frontier(gib, seconds)
     table = {"gib": gib, "seconds": seconds, **columns}
     first = next(iter(searches.values()))
@@ -46,16 +49,8 @@ def map_points(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
     }
 
 
-def _gib(search: SearchResult) -> Array:
-    return search.reserved / GIB
-
-
-def _seconds(search: SearchResult) -> Array:
-    return search.seconds
-
-
 def option(layout: Layout) -> str:
-    """Return the value of `--layout` for a layout, with an explicit sp=false, because TP above 1 enables SP."""
+    """Return the value of the option `--layout` for a layout; TP above 1 without SP needs an explicit sp=false."""
     text = option_syntax.format_layout(layout)
     if layout.sp or layout.tp == 1:
         return text
@@ -63,7 +58,7 @@ def option(layout: Layout) -> str:
 
 
 def frontier(gib: Array, seconds: Array) -> Column:
-    """Return the indices of the Pareto frontier of memory and step time, sorted by memory."""
+    """Return the indices of the layouts on the Pareto frontier of memory and step time, sorted by memory."""
     order = np.lexsort((seconds, gib))
     best = np.minimum.accumulate(seconds[order])
     return order[np.flatnonzero(np.diff(best, prepend=np.inf) < 0)]
@@ -73,8 +68,8 @@ def _select_points(gib: Array, seconds: Array) -> Column:
     """Return the indices of the points to draw, at most about one per pixel."""
     time_order = np.argsort(seconds, kind="stable")
     shown_points = time_order
-    for a_decade in CELLS:
-        cells = [np.rint(np.log10(values[time_order]) * a_decade).astype(np.int64) for values in (gib, seconds)]
+    for cells_per_decade in CELLS:
+        cells = [np.rint(np.log10(values[time_order]) * cells_per_decade).astype(np.int64) for values in (gib, seconds)]
         code = (cells[0] - cells[0].min()) * (int(np.ptp(cells[1])) + 1) + cells[1] - cells[1].min()
         shown_points = time_order[np.unique(code, return_index=True)[1]]
         if len(shown_points) <= MAX_POINTS:
@@ -83,13 +78,13 @@ def _select_points(gib: Array, seconds: Array) -> Column:
 
 
 class _Names:
-    """Names of non-numeric settings: a list of (title, option) per type of setting."""
+    """Names of the non-numeric settings of layouts: a list of (title, `--layout` value) per kind of setting."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[tuple[str, str]]] = {"split": [], "recompute": [], "sharding": []}
 
     def index(self, key: str, layout: Layout) -> int:
-        """Return the index in list `key` of the layout name with only this setting; add the name if missing."""
+        """Return the index in list `key` of a layout that has only this setting; add the layout if it is missing."""
         option = option_syntax.format_layout(layout)
         entry = (explain.title(layout).partition("mbs 1")[2].removeprefix(", "), "" if option == "tp=1" else option)
         if entry not in self.lists[key]:
@@ -104,7 +99,11 @@ def _keep_partition(layout: Layout) -> Layout:
     return layout.replace(**{key: getattr(default_layout, key) for key in other_fields})
 
 
-def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
+def _describe_layouts(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
+    """Return columns with the settings of all layouts; non-numeric ones are indices into the lists of `names`.
+
+    `precision` is the index of the search's precision.
+    """
     fields = search.fields
     used, first = np.unique(fields["split"], return_index=True)
     splits = dict(zip(used.tolist(), (_keep_partition(search.layout(int(i))) for i in first), strict=True))

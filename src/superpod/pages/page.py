@@ -27,7 +27,7 @@ class Page:
     """The content of a page."""
 
     template: str
-    """File in `assets/`."""
+    """Template in `assets/`."""
     title: str
     lead: str
     """Sentence below the title."""
@@ -48,11 +48,11 @@ def require_bokeh() -> None:
     from importlib.util import find_spec
 
     if find_spec("bokeh") is None:
-        raise UserError("--html needs Bokeh, which is not installed", INSTALL)
+        raise UserError("--html needs Bokeh, which is not installed", f"run `{INSTALL}`")
 
 
 def render(page: Page, figures: Mapping[str, figure]) -> str:
-    """Return the page as HTML."""
+    """Return the HTML of a page with these figures, which its template refers to by their keys."""
     import bokeh
     from bokeh.document import Document
     from bokeh.embed import components
@@ -60,7 +60,7 @@ def render(page: Page, figures: Mapping[str, figure]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     document = Document()
-    with document.models.freeze():  # without it, adding a figure walks through all others
+    with document.models.freeze():  # otherwise, adding a figure would traverse all others
         for drawn in figures.values():
             document.add_root(drawn)
     script, divs = components(dict(figures), wrap_script=False)
@@ -88,6 +88,7 @@ def render(page: Page, figures: Mapping[str, figure]) -> str:
 
 
 def _version() -> str:
+    """Return the installed version of this project, or "" if it is not installed as a package."""
     try:
         return version(GENERATOR)
     except PackageNotFoundError:

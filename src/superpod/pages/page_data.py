@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMITS = ((2**8, "uint8"), (2**16, "uint16"), (2**32, "uint32"))
+"""(exclusive upper limit, type) of unsigned integers."""
 
 
 def pack_array(values: NDArray[Any]) -> dict[str, str]:
-    """Encode an array of non-negative integers in the smallest unsigned type, any other array as 32-bit floats."""
+    """Encode an array in base64: non-negative integers in the smallest unsigned type, others as 32-bit floats."""
     if values.dtype.kind in "iub":
         largest_value = int(values.max()) if len(values) else 0
         kind = next(name for limit, name in LIMITS if largest_value < limit)

@@ -1,4 +1,4 @@
-"""The HTML pages of a plan and of a single layout."""
+"""Renders the HTML pages of a plan and of a single layout."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from superpod.planner.search import SearchResult
 ROWS_WITHOUT_FIT = 20
 """Number of rows in the table if no layout fits."""
 Explanations: TypeAlias = Sequence[tuple[str, Sequence[str]]]
-"""Headings, each with its sentences."""
+"""(heading, sentences below it)."""
 
 LAYOUT, PRECISION = "{layout}", "{precision}"
-"""Placeholders in a command, which the page replaces."""
+"""Placeholders in a command, which the page's script replaces."""
 ROWS, DETAILED = 100, 12
-"""Number of layouts in the table, and number of layouts with details."""
+"""Maximum numbers of layouts in the table, and of layouts with details."""
 MAP_BY = (
     *(("tp", "TP"), ("pp", "PP"), ("vp", "VP"), ("cp", "CP"), ("ep", "EP"), ("mbs", "micro-batch size")),
     *(("recompute", "recomputation"), ("sharding", "sharding"), ("split", "ends of the pipeline")),
@@ -40,13 +40,13 @@ LAYOUT_SECTIONS = (
 def render_plan(
     searches: Mapping[str, SearchResult], *, command: str, explain_command: str, variants: bool = False
 ) -> str:
-    """Return the page of a plan for one or several precisions. If no layout fits, list those with the least memory.
+    """Return the HTML page of a plan. If no layout fits, its table lists the layouts with the least memory.
 
     Args:
-        searches: search results by precision, the fastest first.
+        searches: {precision: search result}, the fastest first.
         command: command line that generated the page.
         explain_command: command line for the page of a single layout, with placeholders `LAYOUT` and `PRECISION`.
-        variants: include variants, as in `plans.rank_layouts`.
+        variants: whether to include variants of layouts, as in `plans.rank_layouts`.
     """
     entries = plans.rank_layouts(dict(searches), variants=variants)[:ROWS] or _rank_by_memory(searches)
     jobs = [search.job_at(i).replace(precision=precision) for precision, search, i in entries]
@@ -54,7 +54,7 @@ def render_plan(
     first_search = next(iter(searches.values()))
     legal, fit = sum(map(len, searches.values())), sum(len(search.ranked) for search in searches.values())
     data = {
-        **_run(jobs[0], explain_command),
+        **_shared_data(jobs[0], explain_command),
         "map": layout_points.map_points(searches),
         "rows": [_row(job, prediction) for job, prediction in zip(jobs, predictions, strict=True)],
         "layouts": layout_detail.describe_layouts(jobs[:DETAILED]),
@@ -65,32 +65,32 @@ def render_plan(
         (("all", "All layouts"), ("table", "Table"), *LAYOUT_SECTIONS),
         SCRIPTS, data, _context(jobs, predictions, _explanations(first_search), variants),
     )  # fmt: skip
-    return render(page, figures.plan() | figures.layout())
+    return render(page, figures.create_plan_figures() | figures.create_layout_figures())
 
 
 def render_layout(job: PlannedJob, *, command: str, explanations: Explanations = ()) -> str:
-    """Return the page of a legal layout, with `explanations` at the top."""
-    data = {**_run(job, ""), "layouts": layout_detail.describe_layouts([job])}
+    """Return the HTML page of a legal layout, with `explanations` at the top."""
+    data = {**_shared_data(job, ""), "layouts": layout_detail.describe_layouts([job])}
     page = Page(
         "plan/plan.html", _title(job), _describe(job, job.precision), command, LAYOUT_SECTIONS,
         LAYOUT_SCRIPTS, data, {"says": explanations},
     )  # fmt: skip
-    return render(page, figures.layout())
+    return render(page, figures.create_layout_figures())
 
 
 def _rank_by_memory(searches: Mapping[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
-    """Return the layouts of the first precision that reserve the least memory."""
+    """Return (precision, search, index) of the layouts of the first precision that reserve the least memory."""
     precision, search = next(iter(searches.items()))
     return [(precision, search, int(i)) for i in np.argsort(search.reserved)[:ROWS_WITHOUT_FIT]]
 
 
 def _explanations(search: SearchResult) -> list[tuple[str, list[str]]]:
-    """Explain why the first layout is the fastest and which faster ones do not fit, as `recipes plan` does."""
+    """Return the reasons why the first layout is the fastest, and the faster ones that do not fit."""
     if not len(search.ranked):
         return [("No layout fits", [plans.explain_no_fit(search)])]
-    why = [line for line in explain.explain_layout(search, int(search.ranked[0])) if "--layout" not in line]
+    reasons = [line for line in explain.explain_layout(search, int(search.ranked[0])) if "--layout" not in line]
     return [
-        ("Why the first layout is the fastest", why),
+        ("Why the first layout is the fastest", reasons),
         ("Faster, but tight or too large", explain.faster_layouts(search)),
     ]
 
@@ -103,8 +103,8 @@ def _describe(job: PlannedJob, precision: str) -> str:
     return f"{job.task}, seq {job.seq:,}, global batch {job.layout.gbs:,}, {precision}, {job.fabric.name}"
 
 
-def _run(job: PlannedJob, explain_command: str) -> dict[str, Any]:
-    """Return the data that all layouts of a page share."""
+def _shared_data(job: PlannedJob, explain_command: str) -> dict[str, Any]:
+    """Return the data that is the same for all layouts of a page."""
     return {
         "seq": job.seq,
         "gbs": job.layout.gbs,
@@ -115,33 +115,17 @@ def _run(job: PlannedJob, explain_command: str) -> dict[str, Any]:
 
 
 def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
+    """Return the data of a row of the table, for the filter and the selection."""
     layout = job.layout
-    return {
-        "title": explain.title(layout),
-        "option": layout_points.option(layout),
-        "precision": job.precision,
-        "degrees": {
-            "tp": layout.tp,
-            "pp": layout.pp,
-            "vp": layout.vp or 1,
-            "cp": layout.cp,
-            "ep": layout.ep,
-            "etp": layout.etp or layout.tp,
-            "mbs": layout.mbs,
-        },
-        "verdict": prediction.outcome,
-        "seconds": prediction.step_time_s,
-        "interval": layout_detail.interval_note(prediction),
-        "rate": prediction.tokens_per_s_per_gpu,
-        "mfu": prediction.mfu,
-        "gib": prediction.reserved_gib_max,
-    }
+    degrees = {name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "mbs")}
+    degrees |= {"vp": layout.vp or 1, "etp": layout.etp or layout.tp}
+    return layout_detail.summarize(job, prediction) | {"degrees": degrees}
 
 
 def _context(
     jobs: Sequence[PlannedJob], predictions: Sequence[Prediction], explanations: Explanations, variants: bool
 ) -> dict[str, Any]:
-    """Return the variables of the template; table cells are (text, number to sort by) and work without scripts."""
+    """Return the variables of the template. A table cell is (text, number by which the script sorts, or None)."""
     with_precision = len({job.precision for job in jobs}) > 1
     rows = []
     columns: list[str] = []

@@ -1,4 +1,4 @@
-"""Coordinates of GPUs in the rank grids of Megatron-Core's `parallel_state`, as strides.
+"""Computes the coordinates of GPUs in the rank grids of Megatron-Core's `parallel_state`.
 
 The coordinate of a global rank in a dimension is rank // stride % size. Megatron orders the dimensions of dense layers
 as tp, cp, dp, pp and of experts as etp, ep, edp, pp, the first varying fastest (megatron-core 0.15.3,
@@ -8,6 +8,7 @@ rank // GPUs per node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -21,21 +22,23 @@ class Dimension(NamedTuple):
     """A dimension of a grid of ranks."""
 
     stride: int
+    """Difference between the global ranks of neighbors in this dimension."""
     size: int
 
     def coordinate(self, rank: Column | int) -> Column:
-        """Return the coordinate of each global rank."""
+        """Return the coordinate of each global rank in this dimension."""
         return np.asarray(rank) // self.stride % self.size
 
 
 Grid = dict[str, Dimension]
+"""{name such as `tp`: dimension}."""
 
 DENSE, EXPERTS = ("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")
 """Dimensions of the two grids, the fastest varying first."""
 
 
 def make_grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
-    """Return the grid of the dimensions `names`, the fastest varying first."""
+    """Return the grid of the dimensions `names`, the fastest varying first, with the sizes in `sizes`."""
     grid, stride = Grid(), 1
     for name in names:
         grid[name] = Dimension(stride, sizes[name])
@@ -44,7 +47,11 @@ def make_grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
 
 
 def rank_grid(job: PlannedJob) -> Grid:
-    """Return all dimensions, of dense layers and experts. Raises UserError if the layout does not divide the GPUs."""
+    """Return all dimensions of the grids of dense layers and, for a MoE, of experts.
+
+    Raises:
+        UserError: the number of GPUs is not a multiple of TP x PP x CP.
+    """
     layout = job.layout
     grid = make_grid({"tp": layout.tp, "cp": layout.cp, "dp": job.dp, "pp": layout.pp}, DENSE)
     if job.model.is_moe:
@@ -55,14 +62,15 @@ def rank_grid(job: PlannedJob) -> Grid:
 
 
 def groups(grid: Grid, names: tuple[str, ...], over: tuple[str, ...]) -> list[list[int]]:
-    """Return the process groups over the dimensions `over`: ranks with equal other coordinates, in ascending order."""
-    fixed_names = [name for name in names if name not in over]
-    return [
-        sorted(
-            sum(at[name] * grid[name].stride for name in names)
-            for moved in product(*(range(grid[name].size) for name in over))
-            for at in [dict(zip(fixed_names, place, strict=True)) | dict(zip(over, moved, strict=True))]
-        )
-        for place in product(*(range(grid[name].size) for name in reversed(fixed_names)))
-        for place in [place[::-1]]
-    ]
+    """Return the process groups over the dimensions `over`: ranks with equal other coordinates, in ascending order.
+
+    `names` are all dimensions of the grid, the fastest varying first.
+    """
+
+    def offsets(dimensions: Sequence[str]) -> list[int]:
+        """Return the ranks at all coordinates in these dimensions, the last one varying fastest, and 0 in others."""
+        steps = [range(0, grid[name].size * grid[name].stride, grid[name].stride) for name in dimensions]
+        return [sum(step) for step in product(*steps)]
+
+    fixed_names = [name for name in reversed(names) if name not in over]
+    return [sorted(first + offset for offset in offsets(over)) for first in offsets(fixed_names)]

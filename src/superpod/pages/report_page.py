@@ -1,4 +1,4 @@
-"""The HTML page of a run report, for one run or several."""
+"""Renders the HTML page of a report on one run or several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.common.units import duration
 from superpod.errors import UserError
 from superpod.pages.page import Page, render
-from superpod.pages.report_plots import Line, Part, bars, color, curve
+from superpod.pages.report_plots import Line, Part, get_color, plot_bars, plot_curves
 from superpod.reports import report_text
 from superpod.reports.report_figures import GOODPUT, Figures
 from superpod.reports.runs.run_record import Record
@@ -28,7 +28,7 @@ CURVES = {
     "seconds": ("s", "Step time", "Without the first step of each attempt, which compiles kernels."),
     "rate": ("tokens/s/GPU", "Throughput per GPU", "Without the first step of each attempt."),
 }
-"""Field of a step -> unit, title and caption of its curve."""
+"""{field of a step: (unit, title and caption of its curve)}."""
 TIME_COLORS = {
     "steps that count": "#4477aa", "repeated steps": "#cc4455", "starting": "#ccaa22", "validation": "#66bbdd",
     "saves and pauses": "#8866aa", "ending": "#77716a", "between attempts": "#a9b0b8",
@@ -40,10 +40,14 @@ TERM_COLORS = {
 
 
 def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
-    """Return the report page for runs; it names `command` as its source.
+    """Return the HTML page of a report on runs.
+
+    Args:
+        reported: the records and figures of the runs.
+        command: command line that generated the page, which the page shows.
 
     Raises:
-        UserError: there are more than MAX_RUNS runs, or none has completed a step.
+        UserError: there are no or more than MAX_RUNS runs, or none has completed a step.
     """
     if not 0 < len(reported) <= MAX_RUNS:
         raise UserError(f"a page shows between 1 and {MAX_RUNS} runs, not {len(reported)}", "select fewer runs")
@@ -52,12 +56,14 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     lines = {field: [_line(run, field) for run in runs] for field in CURVES}
     shown_fields = [field for field in CURVES if any(line.xs for line in lines[field])]
     drawn: dict[str, figure] = {
-        field: curve(field, CURVES[field][0], lines[field], height=340 if field == "loss" else 220)
+        field: plot_curves(field, CURVES[field][0], lines[field], height=340 if field == "loss" else 220)
         for field in shown_fields
     }
     run_times = [(_short_name(run), figures.time_s) for run, figures in reported if figures.time_s]
     if run_times:
-        drawn["time"] = bars("time", [name for name, _ in run_times], [*_stack([t for _, t in run_times], TIME_COLORS)])
+        drawn["time"] = plot_bars(
+            "time", [name for name, _ in run_times], [*_stack([t for _, t in run_times], TIME_COLORS)]
+        )
     planned = [(_short_name(run), figures) for run, figures in reported if figures.planned]
     if planned:
         drawn["terms"] = _terms(planned)
@@ -65,7 +71,7 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
         raise UserError("no run has completed a step yet, so there is nothing to plot", "wait for the first step")
     data = {
         "names": names,
-        "colors": [color(i) for i in range(len(runs))],
+        "colors": [get_color(i) for i in range(len(runs))],
         "curves": {field: [{"x": line.xs, "y": line.ys} for line in lines[field]] for field in shown_fields},
         "dots": [{"x": line.dots_x, "y": line.dots_y} for line in lines["loss"]],
         "units": {field: CURVES[field][0] for field in shown_fields},
@@ -118,6 +124,7 @@ def _lead(run: Record) -> str:
 
 
 def _line(run: Record, field: str) -> Line:
+    """Return the curve of a field of a run's steps, subsampled to at most `MAX_POINTS` points."""
     steps = report_text.series(run, field)
     thinned_steps = steps[:: -(-len(steps) // MAX_POINTS)] if steps else []
     vals = [step for step in run.steps if step.val_loss is not None] if field == "loss" else []
@@ -132,6 +139,7 @@ def _line(run: Record, field: str) -> Line:
 
 
 def _stack(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> list[Part]:
+    """Return the parts of one bar per row ({name: seconds}), in the order of `colors` ({name: color})."""
     return [
         Part(row, name, values[name], paint)
         for row, values in enumerate(rows)
@@ -141,7 +149,7 @@ def _stack(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> li
 
 
 def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
-    """Return a figure of the planned step time of each run, by term, and its measured step time."""
+    """Return a figure of the planned step time of each run by term, and of its measured median step time."""
     rows: list[str] = []
     values: list[dict[str, float]] = []
     for name, figures in planned:
@@ -151,17 +159,17 @@ def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
         if "p50" in figures.step_s:
             rows.append(f"{name}, measured" if len(planned) > 1 else "measured")
             values.append({"measured": figures.step_s["p50"]})
-    return bars("terms", rows, _stack(values, {**TERM_COLORS, "measured": "#35618f"}))
+    return plot_bars("terms", rows, _stack(values, {**TERM_COLORS, "measured": "#35618f"}))
 
 
 def _profiled_rows(figures: Figures) -> list[tuple[str, str, str]]:
-    """Return rows (term, planned seconds, profiled seconds)."""
+    """Return rows (term, planned seconds, profiled seconds) of a run; [] without a profile."""
     rows = figures.planned.profiled if figures.planned else ()
     return [(name, f"{planned:.3f}", f"{own:.3f}") for name, planned, own in rows]
 
 
 def _stages(name: str, figures: Figures) -> list[tuple[str, str, str, str]]:
-    """Return rows (run, pipeline stage, planned GiB, measured GiB)."""
+    """Return rows (run, pipeline stage, planned GiB, measured GiB) of a run; [] without a plan."""
     if figures.planned is None:
         return []
     pairs = zip(figures.planned.stages_gib, figures.planned.measured_stages_gib, strict=True)
@@ -171,7 +179,7 @@ def _stages(name: str, figures: Figures) -> list[tuple[str, str, str, str]]:
 
 
 def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
-    """Return the name, value and note of each fact at the top of the page."""
+    """Return (name, value, note) of each figure at the top of the page."""
     facts: list[tuple[str, str | None, str]] = [
         ("state", run.state or None, run.message[:80]),
         ("steps", f"{figures.steps:,}", f"{figures.attempts} attempts" if figures.attempts > 1 else ""),

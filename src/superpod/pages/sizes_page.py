@@ -1,4 +1,4 @@
-"""The HTML pages of `recipes scale` and `recipes cost`: figures, and the table that the command prints."""
+"""Renders the HTML pages of `recipes scale` and `recipes cost`: figures, and the table that the command prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ SCALE_TITLES = ("scaling", "GPUs", "global batch", "step, s", "tokens/s", "token
 
 
 def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> str:
-    """Return the page of throughput against cluster size; `job` is the job with the fewest GPUs."""
+    """Return the HTML page of throughput against cluster size.
+
+    Args:
+        job: the job with the fewest GPUs.
+        points: the best layout of each size.
+        command: command line that generated the page.
+    """
     data = {"points": [_point(point) for point in points]}
     context = {
         "titles": SCALE_TITLES,
@@ -28,7 +34,7 @@ def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> s
     title = f"{job.model.name} on {points[0].gpus:,} to {points[-1].gpus:,} × {job.node.gpu.name.upper()}"
     sections = (("curves", "Curves"), ("table", "Table"))
     page = Page("scale.html", title, lead, command, sections, ("sizes.js",), data, context)
-    return render(page, figures.scale())
+    return render(page, figures.create_scaling_figures())
 
 
 def _point(point: Point) -> dict[str, Any]:
@@ -39,20 +45,15 @@ def _point(point: Point) -> dict[str, Any]:
 def _row(p: Point) -> list[str]:
     if p.seconds is None or p.layout is None:
         return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", "-", "-", "-", "-", p.reason]
-    figures = (
-        p.step_time,
-        f"{p.tokens_per_s:,.0f}",
-        f"{p.tokens_per_s / p.gpus:,.0f}",
-        f"{100 * p.efficiency:.1f}",
-    )
-    return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, f"{explain.title(p.layout)}, {p.precision}"]
+    rates = (f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}", f"{100 * p.efficiency:.1f}")
+    return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", p.step_time, *rates, f"{explain.title(p.layout)}, {p.precision}"]
 
 
 def render_cost(
     model: str, budgets: Sequence[Mapping[str, Any]], *, titles: Sequence[str], rows: Sequence[Sequence[str]],
     assumptions: str, currency: str, command: str,
 ) -> str:  # fmt: skip
-    """Return the page that shows the cost of a token budget.
+    """Return the HTML page of the cost of a token budget.
 
     Args:
         model: name of the model.
@@ -64,9 +65,10 @@ def render_cost(
         currency: currency of the cost.
         command: command line that generated the page.
     """
-    plots = tuple(name.removeprefix("cost_") for name in figures.cost())
+    drawn = figures.create_cost_figures()
+    plots = tuple(name.removeprefix("cost_") for name in drawn)
     context = {"titles": titles, "rows": rows, "plots": plots, "family": "cost"}
     sections = (("curves", "Figures"), ("table", "Table"))
     data = {"budgets": list(budgets), "currency": currency}
     page = Page("scale.html", f"Cost of {model}", assumptions, command, sections, ("budget.js",), data, context)
-    return render(page, figures.cost())
+    return render(page, drawn)

@@ -1,4 +1,4 @@
-"""Simulate the pipeline schedule of a step: when each pipeline rank computes, and when it waits.
+"""Simulate the pipeline schedule of a step: the times at which each pipeline rank computes and waits.
 
 `schedule.py` orders the passes, and `steptime.py` provides their durations for each pipeline rank. For equal stages,
 the simulated step time is exactly the planned one. For unequal stages, the plan uses a closed formula, from which the
@@ -42,9 +42,9 @@ class StepTimeline:
     events: Sequence[Event]
     """All passes in order of their start times."""
     passes: Mapping[str, Sequence[Parts]]
-    """For `forward` and `backward`: seconds by term of a pass through one chunk, per pipeline rank."""
+    """{`forward` or `backward`: for each pipeline rank, seconds by term of a pass through one chunk}."""
     after: Parts
-    """Seconds by term after the last pass (`AFTER`)."""
+    """Seconds by term after the last pass (`TERMS_AFTER`)."""
     plan_s: float
     """Planned step time, from the closed formula."""
 
@@ -55,7 +55,7 @@ class StepTimeline:
 
     @cached_property
     def span_s(self) -> float:
-        """Seconds from the start of the first pass to the end of the last."""
+        """Seconds from the start of the first pass to the end of the last one."""
         return schedule.span(self.events)
 
     @property
@@ -84,7 +84,7 @@ def simulate_step(job: PlannedJob) -> StepTimeline:
     vp, inside = layout.vp or 1, 0.0
     if layout.sharding in MEGATRON_FSDP and layout.pp == 1:  # parameters are gathered for every micro-batch
         inside, terms["dp"] = terms["dp"] / m, 0.0
-    # The plan contains the exposed sends of a whole step; spread them over the passes on the critical path.
+    # The plan contains the exposed sends of an entire step; spread them over the passes on the critical path.
     send = terms["pp_p2p"] / (2 * (m * vp + layout.pp - 1))
     slowest = max(range(layout.pp), key=lambda rank: sum(forward[rank].values()) + sum(backward[rank].values()))
     waiting_s = forward[slowest]["overhead"] + backward[slowest]["overhead"]
@@ -107,10 +107,18 @@ def simulate_passes(
     plan_s: float = 0.0,
     name: str = "1f1b",
 ) -> StepTimeline:
-    """Simulate a step with given passes: seconds by term of a pass through one chunk, per pipeline rank.
+    """Simulate a step with passes of given durations.
+
+    Args:
+        passes: as in `StepTimeline`.
+        micro_batches: micro-batches per step.
+        vp: number of chunks of each pipeline rank.
+        after: seconds by term after the last pass.
+        plan_s: planned step time, which is stored in the result.
+        name: name of the pipeline schedule.
 
     Raises:
-        UserError: as in `simulate_step`.
+        UserError: the number of micro-batches of an interleaved schedule is not a multiple of pp.
     """
     all_chunks = {kind: [vp * sum(parts.values()) for parts in ranks] for kind, ranks in passes.items()}
     events = schedule.timeline(all_chunks["forward"], all_chunks["backward"], micro_batches, vp=vp, name=name)
@@ -118,15 +126,22 @@ def simulate_passes(
 
 
 def _pass_terms(parts: Parts, vp: int, send: float, inside_share: float) -> Parts:
-    """Return the seconds by term of a pass through one chunk, without zero terms."""
+    """Return the seconds by term of a pass through one chunk, without zeros.
+
+    Args:
+        parts: seconds by term of a pass through all chunks of a rank.
+        vp: number of chunks.
+        send: seconds of exposed sends.
+        inside_share: seconds of data-parallel communication within the pass.
+    """
     seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside_share, "pp_p2p": send}
     return {key: seconds[key] for key in PASS_TERMS if seconds[key] > 0}
 
 
 def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Return the seconds by term of a micro-batch through all chunks, per pipeline rank, forward and backward.
+    """Return the seconds by term of the forward and of the backward passes of a micro-batch, for each pipeline rank.
 
-    `steptime.price` returns the terms of the slowest rank of a layout. Therefore each rank is priced as a separate
+    `steptime.price` returns the terms of the slowest rank of a layout. Therefore, each rank is priced as a separate
     layout with one rank and one micro-batch: once completely, and once with only the work of the forward pass.
     """
     constants = {**calibration.constants(job), "step_s": 0.0, "tensor_s": 0.0}
@@ -148,7 +163,7 @@ def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str,
 
 
 def _split_ranks(cost: StepCost) -> StepCost:
-    """Convert the cost of a layout to one layout per pipeline rank, each with one micro-batch."""
+    """Return the cost of a layout as costs of separate layouts, one per pipeline rank, each with one micro-batch."""
     ranks = cost.blocks.shape[1]
     rank_costs = {
         "work": cost.work,
@@ -163,6 +178,6 @@ def _split_ranks(cost: StepCost) -> StepCost:
 
 
 def _terms(prices: Mapping[str, Array]) -> list[dict[str, float]]:
-    """Return the terms of a pass for each rank."""
+    """Return the seconds by term of each rank, from arrays by term."""
     keys = ("compute", "recompute", "tp", "cp", "ep", "overhead")
     return [dict(zip(keys, row, strict=True)) for row in zip(*(prices[key].tolist() for key in keys), strict=True)]

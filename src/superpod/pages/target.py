@@ -1,4 +1,4 @@
-"""Output files of pages and traces: checked before planning, then written atomically."""
+"""Checks the output files of pages and traces before planning, and writes them atomically."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ PAGE, TRACE = (".html", ".htm"), (".json", ".json.gz")
 def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
     """Check that the file of an option can be written; an existing file is replaced only if this package wrote it.
 
+    Args:
+        path: the file.
+        option: name of the option, for messages.
+        endings: permitted file name extensions.
+
     Raises:
         UserError: the extension is wrong, the file is from a different program, or its folder is not writable.
     """
@@ -30,7 +35,7 @@ def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
 
 
 def _is_generated(start: bytes, _: bytes) -> bool:
-    """Return whether the start of a file names this package as its generator."""
+    """Return whether the start of a file, which may be compressed, names this package as its generator."""
     if start.startswith(b"\x1f\x8b"):
         try:
             start = zlib.decompressobj(wbits=31).decompress(start, output_file.ENDS)
@@ -40,10 +45,10 @@ def _is_generated(start: bytes, _: bytes) -> bool:
 
 
 def write(path: Path, text: str, option: str) -> None:
-    """Write the file of an option atomically, compressed if its name ends with .gz.
+    """Write the file of an option atomically; compress it if its name ends with .gz.
 
     Raises:
-        UserError: writing failed.
+        UserError: the file cannot be written.
     """
     content = text.encode()
     if path.name.endswith(".gz"):

@@ -1,4 +1,4 @@
-"""Write the predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, a track per pipeline rank.
+"""Render the predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: a track per pipeline rank.
 
 The format is Google's "Trace Event Format": complete events (`X`, with ts and dur in microseconds) on threads, metadata
 (`M`) with their names, and flows (`s`, `f`) from the sending to the receiving pass. On each track, slices of category
@@ -30,12 +30,13 @@ NAMES = {
     "optimizer": "optimizer step",
     "bubble": "bubble",
 }
-"""Names of slices, by term."""
+"""{term: name of its slices}."""
 US = 1e6
+"""Microseconds per second."""
 
 
 def render_trace(job: PlannedJob, step: StepTimeline, *, title: str, command: str) -> str:
-    """Return the trace as JSON, with `title` as the process name; it names `command` as its source."""
+    """Return the trace of a simulated step as JSON, with `title` as the process name and `command` in its metadata."""
     facts = {
         "generator": GENERATOR,
         "title": title,
@@ -48,16 +49,17 @@ def render_trace(job: PlannedJob, step: StepTimeline, *, title: str, command: st
 
 
 def events(job: PlannedJob, step: StepTimeline, title: str) -> Iterator[TraceEvent]:
-    """Yield all events of the trace."""
+    """Yield all events of the trace of a simulated step; `title` is the process name."""
     yield _metadata("process_name", 0, title)
     for rank in range(step.ranks):
-        yield _metadata("thread_name", rank, _track(job, rank))
+        yield _metadata("thread_name", rank, _name_track(job, rank))
         yield {"ph": "M", "pid": 0, "tid": rank, "name": "thread_sort_index", "args": {"sort_index": rank}}
         yield from _slices(step, rank)
     yield from _flows(job, step)
 
 
-def _track(job: PlannedJob, rank: int) -> str:
+def _name_track(job: PlannedJob, rank: int) -> str:
+    """Return the name of a pipeline rank's track: its GPUs and layers."""
     per_stage = job.gpus // job.layout.pp
     first = rank * per_stage
     layers = ", ".join(f"{r.start}-{r.stop - 1}" for r in job.split.stage_layers(job.model.layers, rank) if len(r))
@@ -88,6 +90,7 @@ def _slices(step: StepTimeline, rank: int) -> Iterator[TraceEvent]:
 
 
 def _pass_slices(parts: Mapping[str, float], event: Event) -> Iterator[TraceEvent]:
+    """Yield the terms (seconds by term) of a pass; the last one ends with the pass."""
     time = event.start
     for i, (term, seconds) in enumerate(parts.items()):
         end = event.end if i == len(parts) - 1 else min(time + seconds, event.end)
@@ -105,15 +108,16 @@ def _slice(
 def _flows(job: PlannedJob, step: StepTimeline) -> Iterator[TraceEvent]:
     """Yield an arrow from each pass to the pass that receives its activation or gradient."""
     pp, last = step.ranks, step.ranks * (job.layout.vp or 1) - 1
-    events_by_place = {(event.kind, event.chunk * pp + event.stage, event.micro_batch): event for event in step.events}
+    # By kind, position of the chunk in the model, and micro-batch.
+    passes = {(event.kind, event.chunk * pp + event.stage, event.micro_batch): event for event in step.events}
     number = 0
-    for (kind, place, micro_batch), event in events_by_place.items():
-        next_place = place + (1 if kind == "forward" else -1)
-        if pp == 1 or not 0 <= next_place <= last:
+    for (kind, position, micro_batch), sender in passes.items():
+        next_position = position + (1 if kind == "forward" else -1)
+        if pp == 1 or not 0 <= next_position <= last:
             continue
         number += 1
-        is_taken = events_by_place[kind, next_place, micro_batch]
-        what = "activation" if kind == "forward" else "gradient"
-        flow = {"pid": 0, "cat": "pipeline", "name": what, "id": number}
-        yield flow | {"ph": "s", "tid": event.stage, "ts": (event.start + event.end) / 2 * US}
-        yield flow | {"ph": "f", "bp": "e", "tid": is_taken.stage, "ts": (is_taken.start + is_taken.end) / 2 * US}
+        receiver = passes[kind, next_position, micro_batch]
+        tensor = "activation" if kind == "forward" else "gradient"
+        flow = {"pid": 0, "cat": "pipeline", "name": tensor, "id": number}
+        yield flow | {"ph": "s", "tid": sender.stage, "ts": (sender.start + sender.end) / 2 * US}
+        yield flow | {"ph": "f", "bp": "e", "tid": receiver.stage, "ts": (receiver.start + receiver.end) / 2 * US}

@@ -1,7 +1,7 @@
 """Compare a recorded step with typical bounds, and suggest the three most effective changes.
 
-The bounds are rules of thumb for dense training on NVLink machines, not measurements: a value outside a bound is worth
-a look. If there is a plan, it provides the expected communication time of the layout.
+The bounds are rules of thumb for dense training on NVLink machines, not measurements. A plan provides the expected
+communication time of the layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REMEDIES = {
     "": "the top kernels show which collective it is; overlap it, or keep its group inside an NVLink domain",
 }
 EXPOSED, GAPS, IDLE, COPIES, SMALL, NORMS, OPTIMIZER = 0.10, 0.03, 0.03, 0.02, 0.20, 0.06, 0.08
-"""Typical upper bounds, as shares of a step."""
+"""Typical upper bounds of exposed communication and other classes of time, as shares of a step."""
 FULL_HBM = 0.80
 """Share of the HBM bandwidth that few kernels exceed."""
 NOT_ON_TENSOR_CORES = 0.05
@@ -40,31 +40,34 @@ NOT_ON_TENSOR_CORES = 0.05
 
 @dataclass(frozen=True)
 class Bound:
-    """A quantity and its typical bound."""
+    """A measured share of time or bandwidth, and its typical bound."""
 
     name: str
     value: float | None
-    """a share, 0 to 1; None = not measured"""
+    """The share, 0 to 1; None = not measured."""
     usual: str
+    """The bound as text, such as `at most 10%`."""
     fine: bool | None
-    """whether the value is within the bound; None = not measured"""
+    """Whether the value is within the bound; None = not measured."""
     words: str
-    """what the quantity means, or why it was not measured"""
+    """Meaning of the quantity, or the reason why it was not measured."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A suggested change."""
+    """A suggested change that makes steps faster."""
 
     what: str
     seconds: float
-    """seconds per step beyond the typical bound, that is, the maximum that the change can save"""
+    """Time per step beyond the typical bound: the maximum that the change can save."""
     why: str
+    """The measured time, and its typical bound."""
     how: str
+    """Settings to change."""
 
 
 def bounds(recording: Recording, breakdown: TimeBreakdown) -> list[Bound]:
-    """Compare a step on a GPU with the typical bounds; [] for CPUs, to which the bounds do not apply."""
+    """Compare the steps of a recording with the typical bounds; [] for CPUs, to which the bounds do not apply."""
     if not recording.on_gpu:
         return []
     share = {}
@@ -107,8 +110,8 @@ def _sm_bound(value: float | None) -> Bound:
 def _hbm_bound(value: float | None) -> Bound:
     usual_text = f"below {FULL_HBM:.0%}"
     if value is None:
-        missing_note = "the file has no counters: use nsys profile --gpu-metrics-devices, or PROF_DRAM_ACTIVE of dcgm"
-        return Bound("HBM bandwidth", None, usual_text, None, missing_note)
+        note = "the file has no counters: use `nsys profile --gpu-metrics-devices`, or PROF_DRAM_ACTIVE of dcgm"
+        return Bound("HBM bandwidth", None, usual_text, None, note)
     meaning = "reads and writes, from hardware counters; above it, the step is memory-bound"
     return Bound("HBM bandwidth", value, usual_text, value < FULL_HBM, meaning)
 
@@ -124,26 +127,22 @@ def _upper_bound(name: str, value: float, bound: float, meaning: str) -> Bound:
 def changes(
     recording: Recording, breakdown: TimeBreakdown, planned: Mapping[str, float] | None = None, max_changes: int = 3
 ) -> list[Change]:
-    """Rank changes: first those beyond their bounds, by the time that they can save, then the others.
+    """Return suggested changes: first those beyond their bounds, by the time that they can save, then the others.
 
     Args:
         recording: the recording; for CPUs, there are no changes.
         breakdown: the breakdown of its time.
-        planned: planned terms of the step, in seconds.
-        max_changes: maximum number of changes to return.
+        planned: planned seconds per step of each term, such as `tp`.
+        max_changes: maximum number of changes.
     """
     if not recording.on_gpu or breakdown.seconds <= 0:
         return []
     step_s = breakdown.seconds / max(1, breakdown.steps)
-    candidates = [
-        *_communication_changes(breakdown, planned or {}, step_s),
-        *_other_changes(recording, breakdown, step_s),
-    ]
-    beyond_usual = sorted(
-        (change for change in candidates if change.seconds > 0.001 * step_s), key=lambda c: -c.seconds
-    )
-    within_usual = [change for change in candidates if change not in beyond_usual]
-    return [*beyond_usual, *within_usual][:max_changes]
+    candidates = list(_communication_changes(breakdown, planned or {}, step_s))
+    candidates += _other_changes(recording, breakdown, step_s)
+    effective = [change for change in candidates if change.seconds > 0.001 * step_s]
+    effective.sort(key=lambda change: -change.seconds)
+    return [*effective, *(change for change in candidates if change not in effective)][:max_changes]
 
 
 def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float], step_s: float) -> Iterator[Change]:
@@ -207,7 +206,7 @@ def _other_changes(recording: Recording, breakdown: TimeBreakdown, step_s: float
 
 
 def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
-    """Suggest moving GEMMs to Tensor Cores; `heavy_s` is the time of GEMMs and attention per step, in seconds."""
+    """Return the suggestion to move GEMMs to Tensor Cores; `heavy_s` is the time of GEMMs and attention per step."""
     share = breakdown.tensor_share if breakdown.tensor_share is not None else 1.0
     off_s = (1 - share) * heavy_s
     why = f"{_ms(off_s)} per step of GEMMs and attention are not on Tensor Cores, according to kernel names"
@@ -218,9 +217,10 @@ def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
     return Change("move GEMMs to Tensor Cores", max(0.0, off_s - NOT_ON_TENSOR_CORES * heavy_s), why, how)
 
 
-def _class_change(what: str, seconds: float, bound: float, step_s: float, meaning: str, change: str) -> Change:
+def _class_change(what: str, seconds: float, bound: float, step_s: float, meaning: str, how: str) -> Change:
+    """Return the suggestion for a class of time that takes `seconds` per step, with `bound` as a share of a step."""
     why = f"{_ms(seconds)} per step, {seconds / step_s:.0%}: {meaning}; up to {bound:.0%} is typical"
-    return Change(what, max(0.0, seconds - bound * step_s), why, change)
+    return Change(what, max(0.0, seconds - bound * step_s), why, how)
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Breakdown of the time of recorded steps: every moment belongs to one class, so the classes add up to the total."""
+"""Divide the time of recorded steps into classes: every moment belongs to one class, so they add up to the total."""
 
 from __future__ import annotations
 
@@ -11,84 +11,87 @@ from superpod.profiles.profile_classes import CLASSES, uses_tensor_cores
 from superpod.profiles.profile_recording import GROUPS, Recording, Work
 
 SMALL_NS = 10_000
-"""Shorter gaps count as launch gaps even if the launch time of the next work item is unknown."""
+"""A shorter gap is a launch gap even if the launch time of the next work item is unknown."""
 LONG_NS = 1_000_000
-"""Longer gaps are not slow launches: the host did something else, or the GPU waited for other ranks."""
+"""A longer gap is not a launch gap: the host was busy, or the GPU waited for other ranks."""
 MAX_GAPS = 3
 """Number of the longest gaps to list."""
 
 
 @dataclass(frozen=True)
 class Top:
-    """The time in all steps of the kernels, or of the operations on CPUs, that have the same name."""
+    """All kernels, or operations on CPUs, with the same name in all steps."""
 
     name: str
     kind: str
+    """One of `CLASSES`."""
     seconds: float
-    """sum of the durations, which may overlap with other work"""
+    """Sum of the durations, which may overlap with other work."""
     calls: int | None
-    """None on CPUs, where an operation is split into the pieces between nested operations"""
+    """None on CPUs, where an operation is split into the pieces between nested operations."""
     tensor_cores: bool
+    """Whether it is a GEMM or attention kernel on Tensor Cores."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """An interval in which nothing ran."""
+    """An interval in which nothing ran on the GPU."""
 
     seconds: float
     at_s: float
-    """from the start of the first step"""
+    """Seconds from the start of the first step to the start of the gap."""
     host: str
-    """host activity during most of it; "" = none was recorded"""
+    """Activity of the host during most of the gap; "" = none was recorded."""
 
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Times of all recorded steps, in seconds."""
+    """The time of all recorded steps, divided into classes."""
 
     seconds: float
-    """from the start of the first step to the end of the last"""
+    """Time from the start of the first step to the end of the last."""
     steps: int
-    """0 = unknown"""
+    """Number of steps; 0 = unknown."""
     classes: dict[str, float]
-    """class -> seconds; they add up to `seconds`"""
+    """{class: seconds}; the values add up to `seconds`."""
     exposed: dict[str, float]
-    """tp, cp, ep, dp, pp or "" (unknown) -> seconds of communication not overlapped with computation"""
+    """{tp, cp, ep, dp, pp or "" for unknown: seconds of communication that does not overlap with computation}."""
     hidden_s: float
-    """communication overlapped with computation; not part of `seconds`"""
+    """Seconds of communication that overlaps with computation; not part of `seconds`."""
     tensor_share: float | None
-    """share of the time of GEMMs and attention on Tensor Cores, based on kernel names; None = CPUs, or neither ran"""
+    """Share of the time of GEMMs and attention on Tensor Cores, by kernel names; None = CPUs, or neither ran."""
     tensor_busy: float | None
-    """share of the time in which a kernel ran on Tensor Cores"""
+    """Share of the time in which a kernel ran on Tensor Cores; None on CPUs."""
     busy: float
-    """share of the time in which anything ran"""
+    """Share of the time in which anything ran."""
     sm_busy: float | None
-    """mean share of the SMs that the thread blocks could fill; None = the file has no grid sizes"""
+    """Mean share of the SMs that the thread blocks could fill; None = the file has no grid sizes."""
     top: tuple[Top, ...]
+    """The kernels or operations with the largest total times."""
     gaps: tuple[Gap, ...]
-    """the longest ones"""
+    """The longest gaps that are not launch gaps."""
     late_s: float
-    """time outside the profiled steps, which is not counted"""
+    """Seconds of work outside the profiled steps, which is not counted."""
 
 
 def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
-    """Break down the time of a recording; `top` has at most `max_names` entries."""
+    """Divide the time of a recording into classes; `top` of the result has at most `max_names` entries."""
     begin, end = recording.begin, recording.end
     work, outside_ns = _clip(recording.work, begin, end)
 
     # Add the classes one by one to the union of intervals: the time of a class is the growth of the union.
-    covered_before, classes, exposed_s = 0, {}, {}
+    covered_before_ns, classes, exposed_s = 0, {}, {}
     so_far = np.zeros(len(work), dtype=bool)
     for kind in CLASSES[:-2]:
         is_kind = work.kind == CLASSES.index(kind)
         if kind == "communication":
-            exposed_s = _exposed_by_group(work, so_far, is_kind, covered_before)
+            exposed_s = _exposed_by_group(work, so_far, is_kind, covered_before_ns)
         so_far |= is_kind
-        total = covered_ns(work.start[so_far], work.end[so_far])
-        classes[kind] = (total - covered_before) / 1e9
-        covered_before = total
+        total_ns = covered_ns(work.start[so_far], work.end[so_far])
+        classes[kind] = (total_ns - covered_before_ns) / 1e9
+        covered_before_ns = total_ns
 
-    gaps = _gaps(work, begin, end)
+    gaps = _find_gaps(work, begin, end)
     is_launch = _is_launch_gap(work, gaps) if recording.on_gpu else np.zeros(len(gaps[0]), dtype=bool)
     lengths = gaps[1] - gaps[0]
     classes["gaps"] = int(lengths[is_launch].sum()) / 1e9
@@ -103,22 +106,22 @@ def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
         exposed=exposed_s,
         hidden_s=communication_s - classes["communication"],
         **_tensor_core_shares(recording, work),
-        busy=covered_before / max(1, end - begin),
+        busy=covered_before_ns / max(1, end - begin),
         sm_busy=_sm_busy(work, begin, end),
-        top=_top(recording, work, max_names),
+        top=_sum_by_name(recording, work, max_names),
         gaps=_longest_gaps(recording, gaps, ~is_launch),
         late_s=outside_ns / 1e9,
     )
 
 
 def covered_ns(start: Any, end: Any) -> int:
-    """Return the number of nanoseconds covered by the union of intervals."""
+    """Return the number of nanoseconds in the union of intervals with these starts and ends."""
     merged_intervals = union(start, end)
     return int((merged_intervals[1] - merged_intervals[0]).sum())
 
 
 def union(start: Any, end: Any) -> tuple[Any, Any]:
-    """Return the union of intervals as sorted, disjoint intervals."""
+    """Return the union of intervals as (starts, ends) of sorted, disjoint intervals."""
     if not len(start):
         return start, end
     order = np.argsort(start, kind="stable")
@@ -128,30 +131,37 @@ def union(start: Any, end: Any) -> tuple[Any, Any]:
 
 
 def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
-    """Return the kernels and operations clipped to the steps, and their nanoseconds outside the steps."""
+    """Return the work items clipped to the interval from `begin` to `end`, and their nanoseconds outside of it."""
     start, stop = np.clip(work.start, begin, end), np.clip(work.end, begin, end)
     outside_ns = int((work.end - work.start).sum() - (stop - start).sum())
+    columns = (start, stop, work.name, work.kind, work.group, work.launched, work.sms)
     is_inside = stop > start
-    names, kinds, groups = work.name[is_inside], work.kind[is_inside], work.group[is_inside]
-    clipped_work = Work(
-        start[is_inside], stop[is_inside], names, kinds, groups, work.launched[is_inside], work.sms[is_inside]
-    )
-    return clipped_work, outside_ns
+    return Work(*(column[is_inside] for column in columns)), outside_ns
 
 
-def _exposed_by_group(work: Work, before: Any, communication: Any, covered_total: int) -> dict[str, float]:
-    """Exposed communication per process group; if two groups communicate at once, the first in GROUPS counts."""
+def _exposed_by_group(work: Work, before: Any, communication: Any, covered_total_ns: int) -> dict[str, float]:
+    """Return the seconds of exposed communication of each kind of process group.
+
+    If two groups communicate at the same time, the first one in `GROUPS` counts.
+
+    Args:
+        work: the work items.
+        before: mask of the work items of the preceding classes.
+        communication: mask of the work items that communicate.
+        covered_total_ns: nanoseconds that the preceding classes cover.
+    """
     so_far, seconds = before.copy(), {}
     for group in (*GROUPS[1:], ""):
         so_far |= communication & (work.group == GROUPS.index(group))
-        total = covered_ns(work.start[so_far], work.end[so_far])
-        if total > covered_total:
-            seconds[group] = (total - covered_total) / 1e9
-        covered_total = total
+        total_ns = covered_ns(work.start[so_far], work.end[so_far])
+        if total_ns > covered_total_ns:
+            seconds[group] = (total_ns - covered_total_ns) / 1e9
+        covered_total_ns = total_ns
     return seconds
 
 
-def _gaps(work: Work, begin: int, end: int) -> tuple[Any, Any]:
+def _find_gaps(work: Work, begin: int, end: int) -> tuple[Any, Any]:
+    """Return the starts and ends of the intervals from `begin` to `end` in which nothing ran."""
     start, stop = union(work.start, work.end)
     edges = np.concatenate([[begin], stop]), np.concatenate([start, [end]])
     is_gap = edges[1] > edges[0]
@@ -159,7 +169,7 @@ def _gaps(work: Work, begin: int, end: int) -> tuple[Any, Any]:
 
 
 def _is_launch_gap(work: Work, gaps: tuple[Any, Any]) -> Any:
-    """Return for each gap whether it is due to a late launch: the next work item was launched after the gap began."""
+    """Return a mask of the launch gaps: the next work item was launched after the gap had begun, or is unknown."""
     order = np.argsort(work.start, kind="stable")
     index = np.minimum(np.searchsorted(work.start[order], gaps[1]), max(0, len(order) - 1))
     launched = work.launched[order][index] if len(order) else np.zeros(0)
@@ -168,6 +178,7 @@ def _is_launch_gap(work: Work, gaps: tuple[Any, Any]) -> Any:
 
 
 def _tensor_core_shares(recording: Recording, work: Work) -> dict[str, float | None]:
+    """Return `tensor_share` and `tensor_busy` of a breakdown."""
     if not recording.on_gpu:
         return {"tensor_share": None, "tensor_busy": None}
     length = (work.end - work.start).astype(np.float64)
@@ -183,9 +194,10 @@ def _tensor_core_shares(recording: Recording, work: Work) -> dict[str, float | N
 
 
 def _sm_busy(work: Work, begin: int, end: int) -> float | None:
-    """Mean share of the SMs in use, where at each moment the running kernel with the largest grid counts.
+    """Return the mean share of the SMs in use between `begin` and `end`, or None if no grid size is known.
 
-    This is an upper bound, estimated as "Est. SM Efficiency" in PyTorch's TensorBoard plugin (torch-tb-profiler).
+    At each moment, the running kernel with the largest grid counts. This is an upper bound, like "Est. SM Efficiency"
+    in PyTorch's TensorBoard plugin (torch-tb-profiler).
     """
     is_known = ~np.isnan(work.sms)
     if not is_known.any():
@@ -201,7 +213,8 @@ def _sm_busy(work: Work, begin: int, end: int) -> float | None:
     return total / max(1, end - begin)
 
 
-def _top(recording: Recording, work: Work, max_names: int) -> tuple[Top, ...]:
+def _sum_by_name(recording: Recording, work: Work, max_names: int) -> tuple[Top, ...]:
+    """Return the kernels or operations with the largest total times, at most `max_names`."""
     length = (work.end - work.start).astype(np.float64)
     keys, which = np.unique(work.name.astype(np.int64) * len(CLASSES) + work.kind, return_inverse=True)
     seconds = np.bincount(which, weights=length, minlength=len(keys)) / 1e9
@@ -215,6 +228,7 @@ def _top(recording: Recording, work: Work, max_names: int) -> tuple[Top, ...]:
 
 
 def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], mask: Any) -> tuple[Gap, ...]:
+    """Return the longest gaps among those in `mask`, with the activity of the host."""
     start, end = gaps[0][mask], gaps[1][mask]
     order = np.argsort(start - end, kind="stable")[:MAX_GAPS]
     return tuple(
@@ -225,11 +239,11 @@ def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], mask: Any) -> tup
 
 
 def _host_activity(recording: Recording, start: int, end: int) -> str:
-    """Return the shortest host activity that covers at least half of this interval."""
+    """Return the name of the shortest host activity that covers at least half of an interval; "" if there is none."""
     host = recording.host
-    shared = np.minimum(host.end, end) - np.maximum(host.start, start)
-    inside_indices = np.flatnonzero(shared * 2 >= end - start)
-    if not len(inside_indices):
+    overlap = np.minimum(host.end, end) - np.maximum(host.start, start)
+    candidates = np.flatnonzero(overlap * 2 >= end - start)
+    if not len(candidates):
         return ""
-    shortest = inside_indices[np.argmin((host.end - host.start)[inside_indices])]
+    shortest = candidates[np.argmin((host.end - host.start)[candidates])]
     return recording.names[int(host.name[shortest])]

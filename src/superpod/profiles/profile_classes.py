@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 CLASSES = ("products", "attention", "norms", "optimizer", "elementwise", "communication", "copies", "gaps", "idle")
-"""In order of precedence: a moment at which several classes run counts for the first."""
+"""Classes of time in order of precedence: a moment at which several classes run belongs to the first."""
 WORDS = {
     "products": "GEMMs",
     "attention": "attention",
@@ -66,12 +66,12 @@ _GROUP_PATTERNS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern 
 
 
 def classify_kernel(name: str) -> str:
-    """Classify a GPU kernel."""
+    """Return the class (one of `CLASSES`) of a GPU kernel by its name."""
     return _match(_KERNEL_PATTERNS, name) or "elementwise"
 
 
 def classify_operation(name: str) -> str:
-    """Classify an operation on a CPU; "" = no work itself, such as autograd nodes that contain operations."""
+    """Return the class of an operation on a CPU by its name; "" if it only contains others, like an autograd node."""
     known_class = _match(_OPERATION_PATTERNS, name)
     if known_class:
         return known_class
@@ -86,7 +86,7 @@ def uses_tensor_cores(name: str) -> bool:
 
 
 def classify_group(name: str, group: str = "") -> str:
-    """Return the type of parallelism (tp, cp, ep, dp, pp) of a collective; "" = unknown.
+    """Return the kind of parallelism (tp, cp, ep, dp, pp) of a collective; "" = unknown.
 
     Megatron-Core names its process groups (`TENSOR_MODEL_PARALLEL_GROUP`), and PyTorch's profiler records the name with
     NCCL kernels. Without a group, only kernel names of tensor and expert parallelism are conclusive: sends and receives

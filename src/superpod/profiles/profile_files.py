@@ -18,7 +18,7 @@ PATTERNS = ("rank-*/device/rank-*.json*", "*.sqlite", "*/*.sqlite")
 
 
 def find_profile(run: RunFolder, rank: int | None = None) -> Path:
-    """Find a rank's profile in a run, by default that of the lowest rank that has one.
+    """Return the path of a rank's profile in a run, by default of the lowest rank that has one.
 
     Raises:
         UserError: there is no such profile.
@@ -38,9 +38,9 @@ def find_profile(run: RunFolder, rank: int | None = None) -> Path:
     if profile_text:
         raise UserError(
             f"{run.path} has no profile yet: {profile_text} was requested (tool:steps:ranks)",
-            "it is written after the last of these steps; after that, the log of the rank shows why it is missing",
+            "the profile is written after the last of these steps; if it is missing then, read the log of the rank",
         )
-    raise UserError(f"{run.path} was not profiled", "recipes run|submit NAME --profile torch")
+    raise UserError(f"{run.path} was not profiled", "start a run with `recipes run|submit NAME --profile torch`")
 
 
 def _list_profiles(run: RunFolder) -> list[tuple[int, Path]]:
@@ -50,22 +50,23 @@ def _list_profiles(run: RunFolder) -> list[tuple[int, Path]]:
 
 
 def _rank(path: Path) -> int:
+    """Return the rank in a file name such as `rank-3.json`; 0 if there is none."""
     number = path.name.partition(".")[0].rpartition("-")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def profiled_ranks(run: RunFolder) -> list[int]:
-    """Return the ranks that have a readable profile."""
+    """Return the sorted ranks of a run that have a readable profile."""
     return sorted({rank for rank, _ in _list_profiles(run)})
 
 
 def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
-    """Read the recording in a file; the format is detected from its content.
+    """Read a profile in any supported format, which is detected from the file's content.
 
     Args:
-        path: a torch.profiler trace or a Nsight Systems export.
-        gpu: GPU to read; None = the first one in the file.
-        steps: number of steps, for files without step markers.
+        path: a torch.profiler trace or an SQLite export of Nsight Systems.
+        gpu: number of the GPU to read; None = the first one in the file.
+        steps: number of steps in the file, for files without step markers.
 
     Raises:
         UserError: the file cannot be read or has a different format.
@@ -85,7 +86,7 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
     items = len(recording.work)
     if steps > items:
         raise UserError(
-            f"--steps {steps:,}: {path} has only {items:,} kernels or operations, but a step has many", "--steps 1"
+            f"--steps {steps:,}: {path} has only {items:,} kernels or operations, but a step has many", "use --steps 1"
         )
     return replace(recording, steps=steps, marks="--steps")
 
@@ -94,5 +95,6 @@ def _not_exported_error(path: Path) -> UserError:
     target = shlex.quote(str(path.with_suffix(".sqlite")))
     return UserError(
         f"{path} is a Nsight Systems report, which only nsys can read",
-        f"run nsys export --type sqlite --output {target} {shlex.quote(str(path))}, then recipes profile show {target}",
+        f"export it first: `nsys export --type sqlite --output {target} {shlex.quote(str(path))}`; "
+        f"then run `recipes profile show {target}`",
     )

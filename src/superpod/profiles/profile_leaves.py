@@ -1,4 +1,4 @@
-"""Split nested operations into disjoint pieces: each moment of a thread belongs to the innermost operation."""
+"""Divide nested operations into disjoint pieces: each moment of a thread belongs to the innermost operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superpod.profiles.profile_times import keep_rows
 
 
 class Leaves:
-    """Collects operations, which may be added in any order.
+    """Collects the operations of all threads, in any order, and divides them into pieces.
 
     An operation of kind HOLDS does no work itself: its time outside nested operations is not counted. All work inside
     an operation of kind OPTIMIZER, such as `Optimizer.step#Adam.step`, belongs to the optimizer.
@@ -28,7 +28,14 @@ class Leaves:
         return sum(len(columns[0]) for columns in self._threads.values())
 
     def add(self, thread: tuple[Any, Any], start: int, end: int, name: int, kind: int) -> None:
-        """Add an operation; times are in ns."""
+        """Add an operation.
+
+        Args:
+            thread: process and thread.
+            start, end: times in nanoseconds.
+            name: index of the name.
+            kind: index into `CLASSES`, or HOLDS or OPTIMIZER.
+        """
         key = (str(thread[0]), str(thread[1]))
         columns = self._threads.get(key)
         if columns is None:
@@ -38,12 +45,12 @@ class Leaves:
 
     @property
     def starts(self) -> Any:
-        """The start of each operation, ns."""
+        """Array of the start times of all operations, in nanoseconds."""
         starts = [np.frombuffer(columns[0], dtype=np.int64) for columns in self._threads.values()]
         return np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
 
     def keep(self, is_near: Callable[[Any], Any]) -> int:
-        """Keep only operations for whose start `is_near` is true; return the number of removed ones."""
+        """Remove the operations whose start times are not in the mask `is_near(starts)`; return their number."""
         return sum(keep_rows(columns, is_near(np.array(columns[0]))) for columns in self._threads.values())
 
     def rows(self) -> tuple[Any, Any, Any, Any]:
@@ -56,7 +63,7 @@ class Leaves:
 
 
 def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
-    """Append the pieces of one thread to `pieces`."""
+    """Divide the operations of one thread, and append the pieces; both have the columns start, end, name and kind."""
     start, end, _, _ = columns
     order = np.lexsort((-end, start))  # an operation comes before those nested in it
     optimizer = CLASSES.index("optimizer")
@@ -64,7 +71,7 @@ def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
     time = 0
 
     def write(end: int) -> None:
-        """Write the piece of the innermost operation from `at` to `end`."""
+        """Append the piece of the innermost operation from `time` to `end`."""
         _, name, kind, in_optimizer = stack[-1]
         if end > time and kind >= 0:
             row = (time, end, name, optimizer if in_optimizer else kind)

@@ -25,21 +25,22 @@ from superpod.profiles.profile_torch import find_launch_times
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}
 MAGIC = b"SQLite format 3\0"
-EXPORT = "nsys export --type sqlite REPORT.nsys-rep, for a report of `nsys profile -t cuda,nvtx`"
+EXPORT = "export a report of `nsys profile -t cuda,nvtx` with `nsys export --type sqlite REPORT.nsys-rep`"
 _STEP = re.compile(r"(ProfilerStep|step|iteration|iter|train_step)[ _#:=]*\d+$", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 _HBM = re.compile(r"DRAM.*(Throughput|Bandwidth|Active)", re.IGNORECASE)
 _THREAD_BITS = 0xFFFFFF
+"""Bits of a globalTid that contain the thread; the others are those of the globalPid."""
 
 Range = tuple[int, int, str]
-"""Start, end and name of an NVTX range."""
+"""Start and end in nanoseconds, and name, of an NVTX range."""
 
 
 def read(path: Path, gpu: int | None = None) -> Recording:
     """Read the work of one GPU from an export, by default of the first GPU in the file.
 
     Raises:
-        UserError: the file is corrupt, is not such an export, or does not contain the GPU.
+        UserError: the file is corrupt, is not an export with kernels, or does not contain the GPU.
     """
     try:
         # With `immutable`, SQLite neither locks the file nor looks for a journal next to it.
@@ -60,11 +61,11 @@ class _File:
         self._strings: dict[int, str] = {}
 
     def columns(self, table: str) -> set[str]:
-        """Return the columns of a table."""
+        """Return the names of a table's columns."""
         return {row[1] for row in self.db.execute(f'pragma table_info("{table}")')}
 
     def rows(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the given columns of every row."""
+        """Yield the values of the columns `wanted` in every row of a table."""
         if table not in self.tables:
             return
         table_columns = self.columns(table)
@@ -72,16 +73,15 @@ class _File:
         yield from self.db.execute(f"select {selected_columns} from {table}")
 
     def text(self, number: Any) -> str:
-        """Look up a string in StringIds."""
+        """Return the text with a number in the table StringIds, or ""."""
         if not self._strings:
             self._strings = {key: str(value) for key, value in self.rows("StringIds", "id", "value")}
         return self._strings.get(number, "")
 
     def is_timed(self, start: Any, end: Any, name: str) -> bool:
-        """Return whether the times of a row are plausible. Count implausible rows, such as events without an end."""
-        if not (isinstance(start, int) and isinstance(end, int)):
-            return self.times.span(None, None, 1, name) is not None
-        return self.times.span(start, end - start, 1, name) is not None
+        """Return whether the times of a row are plausible; otherwise, count the row as omitted."""
+        length = end - start if isinstance(start, int) and isinstance(end, int) else None
+        return self.times.span(start, length, 1, name) is not None
 
 
 def _read(file: _File, gpu: int | None) -> Recording:
@@ -90,18 +90,18 @@ def _read(file: _File, gpu: int | None) -> Recording:
         raise UserError(f"{file.path} has no kernel table of Nsight Systems: it contains {listed_tables}", EXPORT)
     rows = list(_work_rows(file))
     if not rows:
-        left_out = f": left out {file.times.text}" if file.times.text else ""
-        raise UserError(f"{file.path} has no kernel with valid times{left_out}", "record steps that run on a GPU")
+        omitted = f": omitted {file.times.text}" if file.times.text else ""
+        raise UserError(f"{file.path} has no kernel with valid times{omitted}", "record steps that run on a GPU")
     starts = np.array([row[0] for row in rows], dtype=np.int64)
     file.times.set_median(starts)
     is_near = file.times.is_near(starts)
-    file.times.leave_out_far(int((~is_near).sum()))
+    file.times.omit_far(int((~is_near).sum()))
     rows = list(compress(rows, is_near))
 
     gpus = tuple(sorted({row[5] for row in rows}))
     chosen_gpu = gpus[0] if gpu is None else gpu
     if chosen_gpu not in gpus:
-        raise UserError(f"--gpu {gpu}: {file.path} has GPU {', '.join(map(str, gpus))}", f"--gpu {gpus[0]}")
+        raise UserError(f"--gpu {gpu}: {file.path} has GPU {', '.join(map(str, gpus))}", f"use --gpu {gpus[0]}")
     name, sms = _read_gpu(file, chosen_gpu)
     on_gpu = [row for row in rows if row[5] == chosen_gpu]
     start, end, number, kind, group, _, call, process, blocks = zip(*on_gpu, strict=True)
@@ -139,7 +139,7 @@ def _read(file: _File, gpu: int | None) -> Recording:
 
 
 def _work_rows(file: _File) -> Iterator[tuple[Any, ...]]:
-    """Yield (start, end, name, kind, group, gpu, correlation, process, blocks) of kernels and copies."""
+    """Yield (start, end, name, kind, group, GPU, correlation ID, process, thread blocks) of kernels and copies."""
     grid = ("gridX", "gridY", "gridZ")
     common = ("start", "end", "deviceId", "correlationId", "globalPid")
     known: dict[str, tuple[int, int, int]] = {}
@@ -165,15 +165,18 @@ def _work_rows(file: _File) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_gpu(file: _File, number: int) -> tuple[str, int]:
-    """Return the name of a GPU and its number of SMs; 0 = unknown."""
+    """Return the name of a GPU, and its number of SMs or 0 if that is unknown."""
     for identity, name, sms in file.rows("TARGET_INFO_GPU", "id", "name", "smCount"):
         if identity == number:
             return str(name or "GPU"), int(sms or 0)
     return "GPU", 0
 
 
-def _read_host(file: _File, processes: set[Any], mask: Any, ranges: list[Range]) -> tuple[Host, Any]:
-    """Return the host's long API calls and NVTX ranges, and the launch times of the GPU operations in `mask`."""
+def _read_host(file: _File, processes: set[Any], ids: Any, ranges: list[Range]) -> tuple[Host, Any]:
+    """Return the host's long API calls and NVTX ranges, and the launch times of the work items.
+
+    `ids` are the correlation IDs of the work items.
+    """
     calls, times, activities = [], [], []
     for start, end, call, name, thread in file.rows(CALLS, "start", "end", "correlationId", "nameId", "globalTid"):
         if call is None or not _belongs_to(thread, processes) or not file.is_timed(start, end, file.text(name)):
@@ -188,25 +191,19 @@ def _read_host(file: _File, processes: set[Any], mask: Any, ranges: list[Range])
             activities.append((start, end, file.names.number(name)))
     begins, ends, names = list(zip(*activities, strict=True)) or [(), (), ()]
     host = Host(np.array(begins, dtype=np.int64), np.array(ends, dtype=np.int64), np.array(names, dtype=np.int32))
-    launched = find_launch_times(mask, np.array(calls, dtype=np.int64), np.array(times, dtype=np.int64))
+    launched = find_launch_times(ids, np.array(calls, dtype=np.int64), np.array(times, dtype=np.int64))
     return host, launched
 
 
 def _belongs_to(thread: Any, processes: set[Any]) -> bool:
-    """Return whether a thread belongs to one of these processes.
-
-    A globalTid is a globalPid with the thread in its low bits.
-    """
+    """Return whether a thread (globalTid) belongs to one of the processes (globalPid), or either is unknown."""
     if thread is None or None in processes:
         return True
     return (thread & ~_THREAD_BITS) in {process & ~_THREAD_BITS for process in processes}
 
 
 def _ranges(file: _File, processes: set[Any]) -> Iterator[Range]:
-    """Yield NVTX ranges that are long, or that mark steps.
-
-    The suffix that PyTorch appends to names (`, seq = 12`) is removed. Events without an end are not ranges.
-    """
+    """Yield the NVTX ranges of the processes that are long or mark steps, without PyTorch's suffix `, seq = 12`."""
     for start, end, text, number, thread in file.rows("NVTX_EVENTS", "start", "end", "text", "textId", "globalTid"):
         name = str(text or file.text(number)).partition(", ")[0]
         if end is None or not _belongs_to(thread, processes) or not file.is_timed(start, end, name):
@@ -216,7 +213,7 @@ def _ranges(file: _File, processes: set[Any]) -> Iterator[Range]:
 
 
 def _steps(work: Work, ranges: list[Range]) -> tuple[int, int, int, str]:
-    """Return the begin and end of the steps, their number, and what marks them."""
+    """Return the start and end of the steps, their number (0 = unknown), and a description of their markers."""
     marks = [(start, end) for start, end, name in ranges if _STEP.match(name)]
     if marks:
         return min(marks)[0], max(end for _, end in marks), len(marks), "NVTX ranges named after steps"
@@ -228,7 +225,7 @@ def _steps(work: Work, ranges: list[Range]) -> tuple[int, int, int, str]:
 
 
 def _counters(file: _File, begin: int, end: int) -> dict[str, float]:
-    """Return the means of hardware metrics over the steps, in %; {} without `--gpu-metrics-devices`."""
+    """Return {hardware metric: mean between `begin` and `end`, in %}; {} without `--gpu-metrics-devices`."""
     names = {number: str(name) for number, name in file.rows("TARGET_INFO_GPU_METRICS", "metricId", "metricName")}
     if not names or "GPU_METRICS" not in file.tables:
         return {}
@@ -238,6 +235,6 @@ def _counters(file: _File, begin: int, end: int) -> dict[str, float]:
 
 
 def hbm_share(counters: dict[str, float]) -> float | None:
-    """Return the share of the HBM bandwidth used by reads and writes, 0 to 1; None if it was not measured."""
+    """Return the share of the HBM bandwidth used by reads and writes, 0 to 1; None without such a counter."""
     shares = [value for name, value in counters.items() if _HBM.search(name) and "%" in name]
     return sum(shares) / 100 if shares else None

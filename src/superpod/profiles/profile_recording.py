@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 Nanoseconds = NDArray[np.int64]
 
 GROUPS = ("", "tp", "cp", "ep", "dp", "pp")
+"""Kinds of parallelism of a process group; "" = unknown, or no communication."""
 HOST_NS = 50_000
-"""Minimum duration of host activities that are kept, in ns."""
+"""Minimum duration of host activities that are kept, in nanoseconds."""
 
 
 @dataclass
@@ -36,15 +37,15 @@ class Work:
     start: Nanoseconds
     end: Nanoseconds
     name: NDArray[np.int32]
-    """index into `Recording.names`"""
+    """Index into `Recording.names`."""
     kind: NDArray[np.int8]
-    """index into `profile_classes.CLASSES`"""
+    """Index into `profile_classes.CLASSES`."""
     group: NDArray[np.int8]
-    """for communication: index into GROUPS"""
+    """For communication: index into `GROUPS`."""
     launched: Nanoseconds
-    """when the host launched it; -1 = unknown"""
+    """Time at which the host launched it; -1 = unknown."""
     sms: NDArray[np.float32]
-    """share of the SMs that its thread blocks can fill, 0 to 1; NaN = unknown"""
+    """Share of the SMs that its thread blocks can fill, 0 to 1; NaN = unknown."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -52,11 +53,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Host:
-    """Host activities of at least HOST_NS, which show what the GPU waited for."""
+    """Activities of the host that took at least `HOST_NS`, as arrays of equal length."""
 
     start: Nanoseconds
     end: Nanoseconds
     name: NDArray[np.int32]
+    """Index into `Recording.names`."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +66,25 @@ class Recording:
     """The content of a profile, as read by `profile_torch` or `profile_nsys`."""
 
     tool: str
-    """`torch` or `nsys`"""
+    """`torch` or `nsys`."""
     device: str
-    """name of the GPU, such as `NVIDIA H100 80GB HBM3`; `CPU` if no kernel was recorded"""
+    """Name of the GPU, such as `NVIDIA H100 80GB HBM3`; `CPU` if no kernel was recorded."""
     on_gpu: bool
     names: list[str]
     work: Work
     host: Host
     begin: int
-    """start of the first step, ns"""
+    """Start of the first step in nanoseconds."""
     end: int
-    """end of the last step, ns"""
+    """End of the last step in nanoseconds."""
     steps: int
-    """number of steps between `begin` and `end`; 0 = unknown"""
+    """Number of steps between `begin` and `end`; 0 = unknown."""
     marks: str
-    """what marks the steps"""
+    """Description of the step markers; "" if there are none."""
     rank: int | None = None
     gpus: tuple[int, ...] = ()
-    """all GPUs in the file"""
+    """Numbers of all GPUs in the file."""
     counters: dict[str, float] = field(default_factory=dict)
-    """hardware metric -> its mean over the steps, %"""
+    """{hardware metric: mean over the steps in %}."""
     notes: tuple[str, ...] = ()
+    """Notes for the user, for example about omitted events."""

@@ -1,4 +1,4 @@
-"""Stream the events of a Chrome trace, so that a file of several gigabytes takes only megabytes of memory.
+"""Stream the events of a Chrome trace, so that a file of several gigabytes needs only megabytes of memory.
 
 The format is Google's "Trace Event Format": an object with a list `traceEvents`, or only the list.
 """
@@ -28,14 +28,14 @@ EXPORT = "specify a complete file written by export_chrome_trace of torch.profil
 
 
 class Trace:
-    """A trace that is being read; `head` contains the fields before the events, once the first event was read."""
+    """A Chrome trace. `head` contains the fields before the events as soon as `events` has yielded the first one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head: dict[str, Any] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield all events in file order.
+        """Yield all events in the order of the file.
 
         Raises:
             UserError: the file cannot be read, is not a trace, or is truncated.
@@ -73,7 +73,7 @@ class Trace:
                 yield event
 
     def _read_head(self, file: IO[str]) -> str:
-        """Read up to the first event; return the text from there on."""
+        """Read the file up to the first event, and return the text from there on."""
         text = file.read(BLOCK)
         if not text.strip():
             raise UserError(f"{self.path} is empty", EXPORT)
@@ -94,6 +94,7 @@ class Trace:
 
 
 def _open(path: Path) -> IO[str]:
+    """Open a text file, which may be compressed with gzip."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
     if is_gzip:

@@ -21,17 +21,18 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Planned:
-    """The planned step."""
+    """The planner's prediction of a step."""
 
     source: str
-    """the run, or the recipe and its size"""
+    """The run, or the recipe and its size."""
     gpu: str
     terms_s: Mapping[str, float]
+    """{term: seconds per step}."""
 
 
 @dataclass(frozen=True)
 class ProfileSummary:
-    """The content shown by `recipes profile show`."""
+    """The content of the output of `recipes profile show`."""
 
     path: Path
     recording: Recording
@@ -44,7 +45,9 @@ class ProfileSummary:
 
 
 def summarize(path: Path, recording: Recording, planned: Planned | None = None, top: int = 10) -> ProfileSummary:
-    """Summarize a recording; `top` is the maximum number of kernels or operations to list.
+    """Summarize the recording in the file `path`, and compare it with a plan if there is one.
+
+    `top` is the maximum number of kernels or operations to list.
 
     Raises:
         UserError: the recorded steps have zero duration.
@@ -66,7 +69,7 @@ def summarize(path: Path, recording: Recording, planned: Planned | None = None, 
 
 
 def read_run_plan(run: RunFolder) -> Planned | None:
-    """Return the plan with which a run was started; None if plan.json has no terms."""
+    """Return the predicted step in a run's plan.json; None if it has no terms."""
     plan = read_json(run.path / "plan.json") or {}
     layouts, query = plan.get("layouts"), plan.get("query")
     first = layouts[0] if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict) else {}
@@ -78,6 +81,7 @@ def read_run_plan(run: RunFolder) -> Planned | None:
 
 
 def _notes(recording: Recording, breakdown: TimeBreakdown, planned: Planned | None) -> list[str]:
+    """Return notes for the user about the limits of a profile."""
     notes = [*recording.notes]
     if not recording.on_gpu:
         notes.append("recorded on CPUs: its times are not representative of GPUs, and the bounds do not apply")
@@ -94,7 +98,7 @@ def _notes(recording: Recording, breakdown: TimeBreakdown, planned: Planned | No
 
 
 def as_json(summary: ProfileSummary) -> dict[str, Any]:
-    """Return the summary as JSON. Times are totals of all steps, except in `planned` and `changes`: per step."""
+    """Return the summary as a JSON object. Times are totals of all steps, but per step in `planned` and `changes`."""
     recording = summary.recording
     planned = None
     if summary.planned:

@@ -25,11 +25,11 @@ CALLS = ("cuda_runtime", "cuda_driver")
 OPERATIONS = ("cpu_op", "user_annotation", "Operator")
 READ = (*GPU_CATEGORIES, *CALLS, *OPERATIONS, "gpu_user_annotation")
 LATE = 0.01
-"""If kernels run past the last marker on the host by more than this share of the time, use the markers on the GPU."""
+"""If kernels end later than the host's last marker by more than this share of the time, the GPU's markers count."""
 
 
 class _Collected:
-    """The data kept from events, as arrays of numbers with 20 to 50 bytes per work item."""
+    """The data of a trace's events, as arrays of numbers with 20 to 50 bytes per work item."""
 
     def __init__(self) -> None:
         self.names, self.seen, self.times = Names(), Counter[str](), Times()
@@ -42,7 +42,7 @@ class _Collected:
         self.kinds: dict[str, int] = {}
 
     def add(self, event: TraceEvent) -> None:
-        """Keep an event if it is a complete event in one of the categories READ."""
+        """Add an event if it has a duration (phase X) and is in one of the categories READ."""
         if event.get("ph") != "X":
             return
         category, name = str(event.get("cat")), event.get("name")
@@ -66,24 +66,24 @@ class _Collected:
         elif STEP.match(name):
             self.marks["gpu"].append((first, last))
 
-    def leave_out_far(self) -> None:
-        """Drop events more than a day away from the work, whose times are known only after the last event."""
+    def omit_far(self) -> None:
+        """Remove the events that are more than a day away from the median of the work items."""
         times = self.times
         if self.columns["start"]:
             times.set_median(np.frombuffer(self.columns["start"], dtype=np.int64))
         else:
             times.set_median(self.leaves.starts)
         work = [*self.columns.values(), self.sms]
-        kept_work = keep_rows(work, times.is_near(np.array(self.columns["start"], dtype=np.int64)))
-        kept_work += keep_rows([self.call_id, self.call_at], times.is_near(np.array(self.call_at, dtype=np.int64)))
-        kept_work += self.leaves.keep(times.is_near)
+        removed = keep_rows(work, times.is_near(np.array(self.columns["start"], dtype=np.int64)))
+        removed += keep_rows([self.call_id, self.call_at], times.is_near(np.array(self.call_at, dtype=np.int64)))
+        removed += self.leaves.keep(times.is_near)
         for kind, marks in self.marks.items():
             is_near = times.is_near(np.array([start for start, _ in marks], dtype=np.int64))
             self.marks[kind] = list(compress(marks, is_near))
-            kept_work += len(marks) - len(self.marks[kind])
+            removed += len(marks) - len(self.marks[kind])
         host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are already counted
         keep_rows(host, times.is_near(np.array(self.host_start, dtype=np.int64)))
-        times.leave_out_far(kept_work)
+        times.omit_far(removed)
 
     def _add_kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
         args = event.get("args")
@@ -140,14 +140,14 @@ def _operation_kind(name: str) -> int:
 
 
 class _Steps(NamedTuple):
-    """The recorded steps."""
+    """Start and end of the recorded steps in nanoseconds, their number, and their markers."""
 
     begin: int
     end: int
     number: int
-    """0 = unknown"""
+    """0 = unknown."""
     marks: str
-    """what marks them"""
+    """Description of the step markers; "" if there are none."""
 
 
 def read(path: Path, gpu: int | None = None) -> Recording:
@@ -159,7 +159,7 @@ def read(path: Path, gpu: int | None = None) -> Recording:
     trace, kept = Trace(path), _Collected()
     for event in trace.events():
         kept.add(event)
-    kept.leave_out_far()
+    kept.omit_far()
     _require_profiler(path, trace, kept)
     if kept.columns["start"]:
         return _read_gpu(path, trace, kept, gpu)
@@ -167,19 +167,17 @@ def read(path: Path, gpu: int | None = None) -> Recording:
 
 
 def _require_profiler(path: Path, trace: Trace, collected: _Collected) -> None:
+    """Raise UserError if a trace contains no work items of torch.profiler."""
     if collected.columns["start"] or len(collected.leaves):
         return
     other_data = trace.head.get("otherData")
     if isinstance(other_data, dict) and "step_time_s_of_the_plan" in other_data:
         raise UserError(f"{path} is a predicted step written by `recipes plan --trace`, not a measurement", EXPORT)
     if collected.times.text:
-        raise UserError(f"{path} contains no usable events: left out {collected.times.text}", EXPORT)
-    listed_events = (
-        ", ".join(f"{name} ({count:,})" for name, count in collected.seen.most_common(4)) or "no timed events"
-    )
-    raise UserError(
-        f"{path} is not a torch.profiler trace: it has {listed_events}, but no kernel and no cpu_op", EXPORT
-    )
+        raise UserError(f"{path} contains no usable events: omitted {collected.times.text}", EXPORT)
+    counts = [f"{name} ({count:,})" for name, count in collected.seen.most_common(4)]
+    found = ", ".join(counts) or "no timed events"
+    raise UserError(f"{path} is not a torch.profiler trace: it has {found}, but no kernel and no cpu_op", EXPORT)
 
 
 def _read_gpu(path: Path, trace: Trace, collected: _Collected, gpu: int | None) -> Recording:
@@ -187,7 +185,7 @@ def _read_gpu(path: Path, trace: Trace, collected: _Collected, gpu: int | None) 
     gpus = tuple(int(number) for number in np.unique(columns["gpu"]))
     chosen_gpu = gpus[0] if gpu is None else gpu
     if chosen_gpu not in gpus:
-        raise UserError(f"--gpu {gpu}: {path} has kernels of GPU {', '.join(map(str, gpus))}", f"--gpu {gpus[0]}")
+        raise UserError(f"--gpu {gpu}: {path} has kernels of GPU {', '.join(map(str, gpus))}", f"use --gpu {gpus[0]}")
     is_chosen_gpu = columns["gpu"] == chosen_gpu
     rows = {key: column[is_chosen_gpu] for key, column in columns.items()}
     calls, times = np.array(collected.call_id, dtype=np.int64), np.array(collected.call_at, dtype=np.int64)
@@ -205,17 +203,17 @@ def _read_gpu(path: Path, trace: Trace, collected: _Collected, gpu: int | None) 
 
 
 def _gpu_name(trace: Trace, number: int) -> str:
+    """Return the name of a GPU in a trace's `deviceProperties`, or `GPU` if it is unknown."""
     properties = trace.head.get("deviceProperties")
-    if isinstance(properties, list):
-        for one in properties:
-            if isinstance(one, dict) and one.get("id") == number and one.get("name"):
-                return str(one["name"])
+    for gpu in properties if isinstance(properties, list) else ():
+        if isinstance(gpu, dict) and gpu.get("id") == number and gpu.get("name"):
+            return str(gpu["name"])
     return "GPU"
 
 
 def _read_cpus(path: Path, trace: Trace, collected: _Collected, gpu: int | None) -> Recording:
     if gpu is not None:
-        raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "leave out --gpu")
+        raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "omit --gpu")
     start, end, name, kind = collected.leaves.rows()
     work = Work(
         start=start,
@@ -230,13 +228,14 @@ def _read_cpus(path: Path, trace: Trace, collected: _Collected, gpu: int | None)
 
 
 def _find_steps(collected: _Collected, work: Work) -> _Steps:
+    """Return the steps that the markers of the host or the GPU delimit; without markers, the entire recording."""
     host, gpu = sorted(collected.marks["host"]), sorted(collected.marks["gpu"])
     last = int(work.end.max())
     if host:
         begin, end = host[0][0], max(stop for _, stop in host)
         if last - end <= LATE * (end - begin) or not gpu:
             return _Steps(begin, end, len(host), "ProfilerStep on the host")
-    if gpu:  # the host runs ahead: its markers end before the work does
+    if gpu:  # the host runs ahead of the GPU, so that its markers end before the work does
         return _Steps(gpu[0][0], max(stop for _, stop in gpu), len(gpu), "ProfilerStep on the GPU")
     return _Steps(int(work.start.min()), last, 0, "")
 
@@ -266,7 +265,13 @@ def _build_recording(
 
 
 def find_launch_times(ids: Any, calls: Any, times: Any) -> Any:
-    """Return when the host launched each work item, based on correlation ids; -1 if the launch is not in the file."""
+    """Return the time at which the host launched each work item; -1 if the launch is not in the file.
+
+    Args:
+        ids: correlation IDs of the work items.
+        calls: correlation IDs of the host's API calls.
+        times: start times of these calls.
+    """
     if not len(calls):
         return np.full(len(ids), -1, dtype=np.int64)
     order = np.argsort(calls, kind="stable")

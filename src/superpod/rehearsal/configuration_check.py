@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LIMIT_S = 900
-"""Time limit in seconds: includes the import of NeMo, a user's file, and the models of three ranks of any recipe."""
+"""Time limit in seconds for importing NeMo, executing a user's file, and building the models of three ranks."""
 LIMIT_PER_REQUEST_S = 120
 """Additional seconds for each further request to the same process."""
 ANSWER_FILE = "SUPERPOD_CHECK_ANSWER"
@@ -47,11 +48,11 @@ MISSING_HERE = (
     "causal_conv1d",
     "flashfftconv",
 )
-"""Parts of error messages that this machine causes: PyTorch without CUDA, or a missing package of CUDA kernels."""
+"""Substrings of errors whose cause is this machine: PyTorch without CUDA, or a missing package of CUDA kernels."""
 
 
 class CheckProcessError(RuntimeError):
-    """The process ended without an answer, but not because of a user's file."""
+    """The process that checks configurations failed for a reason other than a user's file."""
 
 
 @dataclass
@@ -59,6 +60,7 @@ class CheckReport:
     """The result of checking a configuration."""
 
     name: str
+    """The recipe, file or NeMo recipe that was checked."""
     title: str = ""
     """Model, task, GPUs, precision, sequence, batch and layout; "" if the planner does not know the model."""
     broken: list[Violation] = field(default_factory=list)
@@ -75,7 +77,7 @@ class CheckReport:
     step_time_low_s: float | None = None
     step_time_high_s: float | None = None
     extrapolation: str = ""
-    """A warning if the planner knows no run of this size."""
+    """A warning if the prediction goes beyond the measured runs, or ""."""
     tight: bool = False
     unplanned: str = ""
     """The reason why the run was not planned; "" if it was."""
@@ -110,19 +112,23 @@ def check_in_subprocess(request: Request, *, build: bool = True, limit_s: float 
 def check_all_in_subprocess(
     requests: Sequence[Request], *, build: bool = True, limit_s: float = LIMIT_S
 ) -> list[CheckReport | UserError]:
-    """Check several requests in one process, which imports NeMo once; an invalid request yields its UserError.
+    """Check several requests in one process, which imports NeMo only once.
+
+    Returns:
+        For each request, its report or the UserError that rejects it.
 
     Raises:
-        UserError, CheckProcessError: as in `check_in_subprocess`, if the process ends before its last answer.
+        UserError: a user's file ended the process or exceeded the time limit.
+        CheckProcessError: the process failed for another reason.
     """
     with tempfile.TemporaryDirectory(prefix="recipes-check-") as folder:
-        answer = Path(folder, "answer.json")
+        answer_file = Path(folder, "answer.json")
         questions = [[request.recipe, request.facts(), request.gpu, build] for request in requests]
         total_s = limit_s + LIMIT_PER_REQUEST_S * (len(requests) - 1)
-        code, log = _run_process(json.dumps(questions), answer, total_s)
-        if not answer.is_file():
+        code, log = _run_process(json.dumps(questions), answer_file, total_s)
+        if not answer_file.is_file():
             raise _no_answer_error(requests[0].recipe, code, log, limit_s)
-        outcomes = _remove_control_codes(json.loads(answer.read_bytes()))
+        outcomes = _remove_control_codes(json.loads(answer_file.read_bytes()))
     return [_parse_outcome(outcome) for outcome in outcomes]
 
 
@@ -151,11 +157,14 @@ def _parse_outcome(outcome: dict[str, Any]) -> CheckReport | UserError:
     return CheckReport(**value)
 
 
-def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
-    """Return the exit code of the process, or None if it exceeded the limit, and the end of its output."""
+def _run_process(questions: str, answer_file: Path, limit_s: float) -> tuple[int | None, str]:
+    """Run the process that checks configurations; return its exit code and the end of its output.
+
+    The exit code is None if the process exceeded `limit_s` seconds and was killed.
+    """
     # -P: do not import a folder named nemo in the working directory.
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
-    environ = {**os.environ, ANSWER_FILE: str(answer), "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**os.environ, ANSWER_FILE: str(answer_file), "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -172,7 +181,7 @@ def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | Non
     watchdog.add_group(process.pid)
     try:
         with contextlib.suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:
-            pipe.write(question.encode())
+            pipe.write(questions.encode())
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
         pass
@@ -185,6 +194,7 @@ def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | Non
 
 
 def _keep_end(pipe: IO[bytes], tail: bytearray) -> None:
+    """Read `pipe` until it is closed, and keep its last `LOG_BYTES` bytes in `tail`."""
     with pipe:
         for chunk in iter(lambda: pipe.read1(LOG_BYTES), b""):  # pyright: ignore[reportAttributeAccessIssue]
             tail += chunk
@@ -244,9 +254,9 @@ def check(request: Request, *, build: bool = True, confirm: bool = False) -> Che
 
 
 def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Violation], list[Violation]]:
-    """Return the (errors, warnings) for a recipe that need only the registry; both are empty for other names.
+    """Return the errors and the warnings about a recipe that follow from the registry; both are empty for other names.
 
-    An error: its model cannot train with the pinned versions. A warning: its initial weights are missing.
+    Error: the model cannot train with the pinned versions. Warning: the initial weights are missing.
     """
     from superpod.collection import registry
     from superpod.collection.facts import missing_weights, proof_level
@@ -263,10 +273,14 @@ def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Viola
 
 
 def _plan(report: CheckReport, job: PlannedJob) -> None:
-    from superpod.planner import legality, predict, suggestions
+    """Store the planner's prediction and warnings for `job` in `report`."""
+    from superpod.planner import explain, legality, predict, suggestions
 
     prediction = predict.one(job)
-    report.title = _title(job)
+    report.title = (
+        f"{job.model.name} {job.task}, {job.gpus} x {job.node.gpu.name} {job.precision}, seq {job.seq}, "
+        f"gbs {job.layout.gbs}: {explain.title(job.layout)}"
+    )
     report.verdict, report.tight = prediction.verdict, bool(prediction.tight)
     report.warnings += legality.warnings(job)
     if prediction.fit in ("tight", "does not fit"):
@@ -277,17 +291,8 @@ def _plan(report: CheckReport, job: PlannedJob) -> None:
     report.step_time_low_s, report.step_time_high_s = prediction.step_time_low_s, prediction.step_time_high_s
 
 
-def _title(job: PlannedJob) -> str:
-    from superpod.planner.explain import title
-
-    return (
-        f"{job.model.name} {job.task}, {job.gpus} x {job.node.gpu.name} {job.precision}, seq {job.seq}, "
-        f"gbs {job.layout.gbs}: {title(job.layout)}"
-    )
-
-
 def _build(report: CheckReport, partial: Partial, job: PlannedJob | None) -> None:
-    """Build the models; an exception of a library becomes `build_error`."""
+    """Build the models of three pipeline ranks, and store their parameters or the first exception in `report`."""
     from superpod.nemo2.validation import configured_job
 
     world = partial.trainer.num_nodes * partial.trainer.devices
@@ -315,7 +320,7 @@ def _build(report: CheckReport, partial: Partial, job: PlannedJob | None) -> Non
 
 
 def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iterator[Violation]:
-    """Warn if the built model and the planned model have different numbers of parameters."""
+    """Yield a warning if the built model and the planner's model have different numbers of parameters."""
     from superpod.rehearsal.proof import parameter_counts
 
     planned = parameter_counts.planned_counts(task, job)
@@ -323,28 +328,36 @@ def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iter
         if parameter_counts.is_different(job.model, sum(chunks), counted):
             yield Violation(
                 "parameters",
-                f"rank {rank} has {sum(chunks):,} parameters, but memory and step time were planned for {counted:,}: "
-                "the planned model is different",
+                f"rank {rank} has {sum(chunks):,} parameters, but memory and step time were predicted for {counted:,}: "
+                "the planner's model differs from the configured one",
                 "rely only on the check of the layout, or describe the model in shapes/*.toml: docs/extending.md",
             )
             return
 
 
 def _check_attention(job: PlannedJob, attention: set[str]) -> Iterator[Violation]:
-    """Warn if Transformer Engine uses unfused attention, whose memory the plan does not include."""
+    """Yield a warning if Transformer Engine uses unfused attention but the plan does not include its scores.
+
+    Args:
+        job: the planned job.
+        attention: the attention backends that Transformer Engine selected, such as `fused`.
+    """
     if "unfused" in attention and not job.keeps_scores:
         gib = 2 * job.layout.mbs * job.model.heads / job.layout.tp * (job.seq / job.layout.cp) * job.seq / 2**30
         yield Violation(
             "unfused",
             f"Transformer Engine supports only unfused attention for this model, which stores {job.seq:,} x "
             f"{job.seq:,} scores per head, about {gib:.1f} GiB per layer; the planned memory does not include them",
-            "change what the fused kernels do not support (head size, dropout, mask), or plan with `recipes memory` "
-            "and --option attention=unfused",
+            "change the setting that the fused kernels do not support (head size, dropout, mask), or plan with "
+            "`recipes memory` and --option attention=unfused",
         )
 
 
 def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> tuple[list[int], frozenset[str]]:
-    """Return the parameters of each model chunk of a rank, and the attention backends that Transformer Engine chose."""
+    """Build the model of a rank; return the parameters of each model chunk and the attention backends in use.
+
+    Without Transformer Engine, the second value is empty.
+    """
     if not _has_te():
         from superpod.rehearsal.proof.meta_build import dry_build
 
@@ -364,6 +377,7 @@ def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None)
 
 
 def _has_te() -> bool:
+    """Return whether `import_nemo` has found Transformer Engine."""
     entry = sys.modules.get("superpod.rehearsal.te.import_te")
     return entry is not None and entry.is_installed()
 
@@ -372,41 +386,31 @@ def import_nemo() -> None:
     """Import NeMo with Transformer Engine's layers if they are installed; otherwise, patch it to use local layers."""
     from superpod.rehearsal.te import source
 
-    try:
-        source.find_folder()
-    except UserError:
-        import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
-    else:
+    if source.is_installed():
         import superpod.rehearsal.te.import_te as te
 
         te.install()
+    else:
+        import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
 
 
 def main() -> None:
-    """Check the requests on stdin and write the outcomes to the file that `ANSWER_FILE` names."""
-    target = Path(os.environ.pop(ANSWER_FILE))
+    """Check the requests on stdin, and write their outcomes as JSON to the path in the variable `ANSWER_FILE`."""
+    answer_file = Path(os.environ.pop(ANSWER_FILE))
     outcomes: list[dict[str, Any]] = []
     for recipe, facts, gpu, build in json.load(sys.stdin):
-        outcomes.append({})
-        with _record_errors(outcomes[-1]):
+        try:
             import_nemo()
-            outcomes[-1]["value"] = asdict(check(Request.from_facts(recipe, facts, gpu), build=build))
-    atomic_file.write(target, json.dumps(outcomes, default=str))
+            outcome = {"value": asdict(check(Request.from_facts(recipe, facts, gpu), build=build))}
+        except UserError as refused:
+            outcome = {"refused": [str(refused), refused.hint]}
+        except Exception as error:  # a bug in this project, which the command reports as such
+            traceback.print_exc()
+            outcome = {"failed": f"{type(error).__name__}: {error}"}
+        outcomes.append(outcome)
+    atomic_file.write(answer_file, json.dumps(outcomes, default=str))
     sys.stdout.flush()
     os._exit(0)  # do not wait for threads that a user's file has started
-
-
-@contextlib.contextmanager
-def _record_errors(outcome: dict[str, Any]) -> Iterator[None]:
-    import traceback
-
-    try:
-        yield
-    except UserError as refused:
-        outcome["refused"] = [str(refused), refused.hint]
-    except Exception as error:  # a bug in this project, which the command reports as such
-        traceback.print_exc()
-        outcome["failed"] = f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ _library: Any = None
 
 
 def is_needed() -> bool:
-    """Return whether this CPU lacks a fast BF16 GEMM."""
+    """Return whether this machine's CPU lacks AVX-512, and with it a fast BF16 GEMM."""
     import torch
 
     return platform.machine() == "x86_64" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -45,45 +45,39 @@ def use_float32() -> None:
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widen(a, b)
-    product = a32.new_empty((a.shape[0], b.shape[1]))
-    torch.ops.aten.mm.out(a32, b32, out=product)
-    return product.to(dtype)
+    return _multiply(torch.ops.aten.mm.out, (), a, b)
 
 
 def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widen(a, b)
-    product = a32.new_empty((a.shape[0], a.shape[1], b.shape[2]))
-    torch.ops.aten.bmm.out(a32, b32, out=product)
-    return product.to(dtype)
+    return _multiply(torch.ops.aten.bmm.out, (), a, b)
 
 
-def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: float) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widen(a, b)
-    product = a32.new_empty((a.shape[0], b.shape[1]))
-    torch.ops.aten.addmm.out(bias.to(a32.dtype), a32, b32, beta=beta, alpha=alpha, out=product)
-    return product.to(dtype)
+    return _multiply(torch.ops.aten.addmm.out, (bias,), a, b, **factors)
 
 
-def _baddbmm(
-    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
+def _baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: float) -> torch.Tensor:
+    import torch
+
+    return _multiply(torch.ops.aten.baddbmm.out, (bias,), a, b, **factors)
+
+
+def _multiply(
+    operator: Any, bias: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor, **factors: float
 ) -> torch.Tensor:
+    """Call a GEMM operator with the operands [..., m, k] and [..., k, n]; BF16 operands are multiplied in FP32.
+
+    `factors` are the arguments `beta` and `alpha` of the operators with a bias.
+    """
     import torch
 
-    a32, b32, dtype = _widen(a, b)
-    product = a32.new_empty((a.shape[0], a.shape[1], b.shape[2]))
-    torch.ops.aten.baddbmm.out(bias.to(a32.dtype), a32, b32, beta=beta, alpha=alpha, out=product)
+    dtype = a.dtype
+    if dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
+        a, b = a.float(), b.float()
+    product = a.new_empty((*a.shape[:-1], b.shape[-1]))
+    operator(*(tensor.to(a.dtype) for tensor in bias), a, b, **factors, out=product)
     return product.to(dtype)
-
-
-def _widen(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """Return the operands, converted to FP32 if both are BF16, and the data type of their product."""
-    import torch
-
-    if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
-        return a.float(), b.float(), a.dtype
-    return a, b, a.dtype

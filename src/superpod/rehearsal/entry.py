@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 
 def _wrap(real: Callable[P, T]) -> Callable[P, T]:
+    """Return a function of this module that prepares the process for CPUs and calls NeMo's function `real`."""
+
     @functools.wraps(real)
     def entry(*args: P.args, **kwargs: P.kwargs) -> T:
         _require_no_gpu()
@@ -63,4 +65,4 @@ def _limit_threads() -> None:
 pretrain = _wrap(api.pretrain)
 finetune = _wrap(api.finetune)
 distill = _wrap(api.distill)
-prune = _wrap(pruning.run_on_cpus()(api.prune))
+prune = _wrap(pruning.patch_for_cpus()(api.prune))

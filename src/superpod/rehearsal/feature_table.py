@@ -32,14 +32,12 @@ Result = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Rehearse the features on the command line."""
+    """Rehearse the features named on the command line; exit with code 1 if a rehearsal fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", nargs="*", help="Keys from features.py. Default: all.")
     parser.add_argument("--write", action="store_true", help="Write the table without rehearsing.")
-    parser.add_argument(
-        "--folder", type=Path, help="Write the results to this folder, one file each, instead of docs/."
-    )
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="Write each result to a file in this folder instead of docs/.")
+    parser.add_argument("--steps", type=int, default=10, help="Training steps of each run. Default: 10.")
     options = parser.parse_args(arguments)
     if options.write:
         PAGE.write_text(update_table(PAGE.read_text(), json.loads(RESULTS.read_text())))
@@ -60,7 +58,7 @@ def import_nemo() -> None:
 
 
 def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> bool:
-    """Rehearse a recipe with the feature, write its result, and return whether it passed."""
+    """Rehearse a recipe with the feature, write the result to `results` or docs/, and return whether it passed."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
     result = run_in_fork(lambda: _rehearse(feature, folder, steps), folder)
     if "error" in result:
@@ -81,7 +79,10 @@ def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> b
 
 
 def run_in_fork(work: Callable[[], Result], folder: Path) -> Result:
-    """Run `work` in a forked process, so that it does not change this one; return {"error": ...} if it raises."""
+    """Run `work` in a forked process, and return its result, or {"error": message} if it raises.
+
+    `folder` receives the log and the result.
+    """
     from superpod.common.quiet import silence_libraries
 
     file = folder / "result.json"
@@ -118,7 +119,7 @@ def _list_failures(result: Result) -> str:
 
 
 def format_table(results: Mapping[str, Result]) -> str:
-    """Format the results as a Markdown table."""
+    """Format results ({key of a feature: result}) as a Markdown table with one row per feature."""
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     rows = [_format_row(feature, results[feature.key]) for feature in FEATURES if feature.key in results]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
@@ -143,7 +144,7 @@ def _format_row(feature: Feature, result: Result) -> list[str]:
 
 
 def update_table(page: str, results: Mapping[str, Result]) -> str:
-    """Return `page` with an updated table."""
+    """Return the text of a Markdown page with the table of these results."""
     return result_files.replace_section(page, BEGIN, END, format_table(results))
 
 

@@ -26,7 +26,7 @@ class Feature:
     recipes: str
     """Prefix of recipe names: model and task, and possibly the GPU."""
     applies: Callable[[Layout, ModelShape], object]
-    """Return whether a layout of a model has the feature; must be true for the recipe's layout and the shrunk one."""
+    """Function that returns whether a layout of a model has the feature; the shrunk layout must have it, too."""
     quick: bool = False
     """Whether the quicker tests also rehearse it."""
 

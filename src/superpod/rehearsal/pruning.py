@@ -1,6 +1,6 @@
 """Runs `llm.prune` without a GPU: replaces the code of NeMo 2.7.3 and ModelOpt 0.37 that needs TE, CUDA or NCCL.
 
-`llm.prune` creates its own trainer, so a recipe cannot select CPUs. `run_on_cpus` replaces four names:
+`llm.prune` creates its own trainer, so a recipe cannot select CPUs. `patch_for_cpus` replaces four names:
 
 - The trainer runs on CPUs.
 - The layers are Megatron-Core's own instead of layers with Transformer Engine's norm and attention. Each norm remains a
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def run_on_cpus() -> Iterator[None]:
-    """Run `llm.prune` on CPUs within the block. The patches of a rehearsal must be installed."""
+def patch_for_cpus() -> Iterator[None]:
+    """Replace the code of `llm.prune` that needs a GPU within the block. `rehearsal.install` must be called first."""
     import torch.distributed
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from nemo import lightning as nl
@@ -51,6 +51,7 @@ def run_on_cpus() -> Iterator[None]:
 
 
 def _build_trainer(**settings: Any) -> object:
+    """Return NeMo's trainer with these settings, on CPUs."""
     from nemo import lightning as nl
 
     trainer: Any = nl.Trainer
@@ -123,9 +124,9 @@ def _register_norm_class() -> type[torch.nn.Module]:
     from modelopt.torch.nas.registry import DMRegistry
     from modelopt.torch.nas.traced_hp import TracedHp
 
-    from superpod.rehearsal.patches.norms import norm_class
+    from superpod.rehearsal.patches.norms import create_norm_class
 
-    plain_norm = norm_class()
+    plain_norm = create_norm_class()
 
     class DynamicNorm(_DynamicLayerNorm):
         """A counterpart of ModelOpt's class for Transformer Engine's norms."""

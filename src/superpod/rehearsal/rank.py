@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def convert(partial: Partial) -> Partial:
-    """Convert a recipe to a rehearsal on CPUs with the recipe's own number of nodes and of ranks per node."""
+    """Convert a recipe to a rehearsal on CPUs with the recipe's own numbers of nodes and of ranks per node."""
     nodes, devices = partial.trainer.num_nodes, partial.trainer.devices
     partial, changes = rehearsal.rehearse(partial, devices=nodes * devices)
     # `rehearse` puts all ranks on one node; Slurm has started them on the recipe's nodes.

@@ -51,22 +51,23 @@ class Rehearsal:
     shrunk: ShrunkJob
     precision: str
     dropouts: dict[str, float] = field(default_factory=dict)
-    """{path: probability} in the configuration; used only by the run `dropout`."""
+    """{path in the recipe: probability}; used only by the run `dropout`."""
     changes: list[Change] = field(default_factory=list)
-    """Changed settings, except sizes."""
+    """Settings of the recipe that the rehearsal changes, other than sizes."""
     runs: dict[str, FinishedRun] = field(default_factory=dict)
+    """Finished runs by the names listed above."""
     checks: list[CheckResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each run, and of importing NeMo and building the recipe."""
 
     @property
     def recipe(self) -> str:
-        """The recipe's name."""
+        """Name of the recipe."""
         return self.request.recipe
 
     @property
     def passed(self) -> bool:
-        """Whether all checks passed."""
+        """Whether there are checks, and all of them passed."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
@@ -79,7 +80,7 @@ class Rehearsal:
 
 
 def plan_rehearsal(request: Request, ranks: int = RANKS) -> Rehearsal:
-    """Prepare the rehearsal of a recipe, a file or a recipe of NeMo, without running it.
+    """Shrink the job of a recipe, a user's file or a NeMo recipe for a rehearsal, without running it.
 
     Does not import NeMo for a recipe without overrides. A file is executed: use a separate process for files.
 
@@ -110,7 +111,7 @@ def _require_supported(name: str) -> None:
 
 
 def _find_job(request: Request) -> tuple[int, PlannedJob]:
-    """Return the number of nodes and the job to shrink; with overrides, from the configuration that NeMo builds."""
+    """Return the number of nodes and the planned job; with overrides, from the configuration that NeMo builds."""
     from superpod.requests import subject
 
     if subject.subject_kind(request.recipe) == "recipe" and not request.overrides:
@@ -125,10 +126,10 @@ def _find_job(request: Request) -> tuple[int, PlannedJob]:
 def run_rehearsal(
     rehearsal: Rehearsal, folder: Path, steps: int = 10, note: Callable[[str], None] = lambda _: None
 ) -> Rehearsal:
-    """Run a rehearsal and its checks. Imports NeMo and patches it in this process.
+    """Execute the runs and checks of a rehearsal. Imports NeMo and patches it in this process.
 
     Args:
-        rehearsal: the result of `plan_rehearsal`, to which the results are added.
+        rehearsal: the result of `plan_rehearsal`; its runs, checks and changes are added to it, and it is returned.
         folder: an empty folder for the checkpoints and logs of all runs.
         steps: training steps, at least 4.
         note: called with the name of each run as it starts.
@@ -257,12 +258,15 @@ class _Runs:
 
     def check_checkpoint(self) -> CheckResult:
         """Check that the checkpoint contains the trained parameters: the model's, or those of its adapters."""
-        part, noun = (".adapter.", "adapter matrices") if self.has_adapters else (".weight", "weights")
-        names = [name for name in checkpoint_metadata.read(self.middle_checkpoint).model if part in name]
+        substring, noun = (".adapter.", "adapter matrices") if self.has_adapters else (".weight", "weights")
+        names = [name for name in checkpoint_metadata.read(self.middle_checkpoint).model if substring in name]
         return CheckResult("saved", bool(names), f"{len(names)} {noun} are in the checkpoint")
 
     def _resume(self, partial: Partial) -> None:
-        """Resume from the newest checkpoint in a folder, as a later attempt does; here, the one saved halfway."""
+        """Set a recipe to resume from the checkpoint that the run `own` saved halfway.
+
+        The checkpoint is the newest of its folder, where NeMo finds it as in a later attempt.
+        """
         newest_link = self.folder / "newest"
         newest_link.mkdir(exist_ok=True)
         link = newest_link / f"{self.middle_checkpoint.name}-last"
@@ -272,15 +276,15 @@ class _Runs:
         self._start_from_weights(partial)  # as set in the recipe; NeMo prefers the newer checkpoint
 
     def _build_one_rank_recipe(self, *, fsdp: bool = False, tp: int = 1) -> Partial:
-        """Return the shrunk recipe on one rank with the same global batch.
+        """Return the shrunk recipe for one rank, with the same global batch.
 
         Args:
             fsdp: keep Megatron-FSDP.
-            tp: number of tensor-parallel ranks, if the checkpoint cannot be resharded: see `resume_layout.py`.
+            tp: tensor-parallel ranks; above 1 only for a checkpoint that requires the same TP (`resume_layout.py`).
         """
         one_rank_recipe = copy.deepcopy(self.recipe)
         layout = self.job.layout
-        own_layout = layout.replace(
+        one_rank_layout = layout.replace(
             tp=tp,
             pp=1,
             cp=1,
@@ -294,7 +298,7 @@ class _Runs:
             embedding_as_layer=False,
             loss_as_layer=False,
         )
-        shrunk_recipe.set_layout(one_rank_recipe, own_layout, tp)
+        shrunk_recipe.set_layout(one_rank_recipe, one_rank_layout, tp)
         one_rank_recipe.trainer.strategy.num_distributed_optimizer_instances = 1
         if self.is_fsdp and not fsdp:
             shrunk_recipe.disable_fsdp(one_rank_recipe)
@@ -317,7 +321,10 @@ class _Runs:
         )
 
     def _run(self, name: str, partial: Partial, ranks: int, *, save: bool = False) -> FinishedRun:
-        """Train `partial` on `ranks` forked processes; with `save`, save the weights before the first step."""
+        """Train the recipe `partial` on `ranks` forked processes.
+
+        With `save`, the weights are saved to `self.weights` before the first step.
+        """
         import nemo_run as run
 
         from superpod.rehearsal.training.recorder import Recorder
@@ -343,7 +350,7 @@ class _Runs:
 
 
 def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
-    """Return a rehearsal as JSON: the output of `recipes rehearse --json`."""
+    """Return the results of a rehearsal as a JSON object: the output of `recipes rehearse --json`."""
     job = rehearsal.shrunk.job
     return {
         "recipe": rehearsal.recipe,

@@ -31,7 +31,7 @@ def _format_item(value: Any, levels: int, indent: str) -> str:
 
 
 def replace_section(page: str, begin: str, end: str, text: str) -> str:
-    """Return `page` with `text` between the lines `begin` and `end`."""
+    """Return the text of a page with the section between the marker lines `begin` and `end` replaced by `text`."""
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{text}\n{end}{after}"

@@ -46,9 +46,10 @@ def block_project_imports() -> Iterator[None]:
 
 
 def main(path: str, *arguments: str) -> None:
-    """Run the script at `path` with its arguments, as one rank of a rehearsal."""
+    """Run the Python script at `path` with its command-line arguments, as one rank of a rehearsal."""
     import nemo_run
 
+    from superpod.errors import counted
     from superpod.rehearsal import install, rehearse
 
     install()
@@ -58,7 +59,7 @@ def main(path: str, *arguments: str) -> None:
         blocker.close()  # the script has created its recipe; the rehearsal needs this project
         rehearsal, changes = rehearse(recipe, devices=int(os.environ["WORLD_SIZE"]))
         if os.environ["RANK"] == "0":
-            print(f"rehearsal: {len(changes)} settings changed", flush=True)
+            print(f"rehearsing on CPUs: changed {counted(len(changes), 'setting')} of the recipe", flush=True)
         real_run(rehearsal, *args, **kwargs)
 
     nemo_run.run = run_rehearsed

@@ -27,7 +27,7 @@ UNREAD_OVERRIDES = (
     *(*deferred.NODE_ONLY_OVERRIDES, "trainer.max_steps", "log", "resume"),
     *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
 )
-"""Fields that the build does not read. Configurations that differ only in these fields share one build."""
+"""Paths of fields that the build does not read. Configurations that differ only in these fields share one build."""
 
 SKIPPED = "the models were not built (--no-build); `recipes check` with the same changes builds them"
 
@@ -43,17 +43,17 @@ class BuildOutcome:
 
 
 def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
-    """Require that the models of resolved runs can be built. Runs that are not in the cache are built in one process.
+    """Require that the models of resolved runs can be built. One process builds those that are not in the cache.
 
     Args:
         runs: the runs of one command; a sweep has several.
-        build: False with `--no-build`.
+        build: whether to build models; False with `--no-build`.
 
     Returns:
-        Notes for the user about skipped checks.
+        Notes for the user about models that were not built.
 
     Raises:
-        UserError: models cannot be built; the message contains the errors of the libraries for each run.
+        UserError: models cannot be built; the message contains the libraries' errors for each run.
         CheckProcessError: the process that builds the models failed.
     """
     if installed.missing_package():
@@ -63,50 +63,46 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
         return []
     if not build:
         return [SKIPPED]
-    build_outcomes = outcomes([_add_lines(run) for run in changed])
+    outcomes = build_or_read([_add_lines(run) for run in changed])
     errors: list[str] = []
-    for run, outcome in zip(changed, build_outcomes, strict=True):
-        member = f"{' '.join(run.request.overrides)}: " if len(runs) > 1 else ""
-        errors += [member + error for error in outcome.refused]
+    for run, outcome in zip(changed, outcomes, strict=True):
+        prefix = f"{' '.join(run.request.overrides)}: " if len(runs) > 1 else ""
+        errors += [prefix + error for error in outcome.refused]
     if errors:
         raise UserError(
             "\n".join(dict.fromkeys(errors)),
             "`recipes check` with the same changes shows all details; --no-build skips this check",
         )
-    return list(
-        dict.fromkeys(f"models not built on this machine: {o.not_built}" for o in build_outcomes if o.not_built)
-    )
+    notes = [f"models not built on this machine: {outcome.not_built}" for outcome in outcomes if outcome.not_built]
+    return list(dict.fromkeys(notes))
 
 
 def is_changed(request: Request) -> bool:
     """Return whether a request may have a different model, layout or precision than the recipe that was proven."""
+    from superpod.collection.registry import find
+
     recipe = request.sized_recipe()
-    if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared_nodes(request)):
+    if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(find(request.recipe).nodes):
         return True
     if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
         return True
     return any(not _is_unread(path_of(text)) for text in request.overrides)
 
 
-def _declared_nodes(request: Request) -> Sequence[int]:
-    from superpod.collection.registry import find
-
-    return find(request.recipe).nodes
-
-
 def _is_unread(path: str) -> bool:
+    """Return whether the field at `path`, or a field that contains it, is one of `UNREAD_OVERRIDES`."""
     return any(f"{path}.".startswith(f"{name}.") or path.startswith(f"{name}[") for name in UNREAD_OVERRIDES)
 
 
 def _add_lines(run: ResolvedRun) -> ResolvedRun:
-    """Return the run with its configuration in `lines`; a run with deferred data is resolved without the data."""
+    """Return the run with the lines of its configuration; a run with deferred data is resolved without the data."""
     if not run.is_deferred:
         return run
     return resolve.resolve_cached(deferred.without_deferred_data(run.request))
 
 
-def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
-    """Return the outcome of each run, from the cache or from one process that builds all others.
+def build_or_read(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
+    """Return the build outcome of each run, from the cache or from one process that builds all others.
 
     Raises:
         CheckProcessError: the process that builds the models failed.
@@ -127,7 +123,7 @@ def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
 
 
 def is_cached(run: ResolvedRun) -> bool:
-    """Return whether `require` needs no build for this run."""
+    """Return whether `require` can accept this run without building its models."""
     if installed.missing_package() or not is_changed(run.request):
         return True
     return _read_cache(_cache_path(_add_lines(run))) is not None
@@ -143,16 +139,16 @@ def _to_outcome(answer: configuration_check.CheckReport | UserError) -> BuildOut
 
 
 def _cache_path(run: ResolvedRun) -> Path:
-    """Return the cache file of a run, named by a digest of what the build reads."""
+    """Return the path of a run's cache file; its name is a digest of all inputs of the build."""
     read_lines = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
-    question = [run.request.recipe, run.job.node.gpu.name, read_lines, versions.versions()]
-    digest = hashlib.sha256(json.dumps(question, default=str).encode())
+    inputs = [run.request.recipe, run.job.node.gpu.name, read_lines, versions.versions()]
+    digest = hashlib.sha256(json.dumps(inputs, default=str).encode())
     digest.update(resolve.hash_sources((*resolve.SOURCES, "rehearsal")))
     return resolve.cache_folder().with_name("builds") / f"{digest.hexdigest()[:32]}.json"
 
 
 def _read_cache(path: Path) -> BuildOutcome | None:
-    """Return the cached outcome, or None if there is no readable one."""
+    """Return the outcome in a cache file, or None if the file is missing or unreadable."""
     not_built = (read_json(path) or {}).get("not_built")
     return BuildOutcome(not_built=not_built) if isinstance(not_built, str) else None
 

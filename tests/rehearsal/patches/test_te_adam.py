@@ -71,6 +71,6 @@ def test_a_step_with_whole_masters_rounds_them_into_the_parameter(kind):
     ],
 )
 def test_without_transformer_engines_python_its_adam_is_switched_off(available, offloads, changed, monkeypatch):
-    monkeypatch.setattr(te_adam, "is_available", lambda: available)
+    monkeypatch.setattr(te_adam.source, "is_installed", lambda: available)
     recipe: Any = SimpleNamespace(optim=SimpleNamespace(config=SimpleNamespace(optimizer_cpu_offload=offloads)))
     assert [path.rpartition(".")[2] for path, _, _ in cpu_recipe._optimizer_settings(recipe)] == changed

@@ -8,6 +8,7 @@ import pytest
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
+from superpod.errors import counted
 from superpod.rehearsal.proof import parameter_counts, proof, proof_pool, proof_store
 from superpod.rehearsal.proof.rank_models import SizeKey
 from tests.rehearsal.proof.proof_stub import StubWorkers, by_precision, planned_counts
@@ -165,7 +166,7 @@ def test_a_model_known_to_be_broken_that_builds_is_a_failure(stub, tmp_path):
     proven = prove([BROKEN], tmp_path)
     assert proven.known == []
     assert len(proven.failures) == len(registry.find(BROKEN).nodes)
-    assert "it can be built now" in proven.failures[0].why
+    assert "the model can be built now" in proven.failures[0].why
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_another_configuration_of_one_size_is_built_alone(stub, written):
     assert second.standing == second.sizes - 1
     assert workers.calls["build_all"] == [(WRONG.recipe, WRONG.nodes)]
     assert proof_store.differences(known, second.digests) == [
-        f"{WRONG.recipe} on {WRONG.nodes} nodes resolves to a different configuration than the verified one"
+        f"{WRONG.recipe} on {counted(WRONG.nodes, 'node')} resolves to a different configuration than the verified one"
     ]
 
 
@@ -243,7 +244,7 @@ def test_a_model_that_is_called_broken_since_is_built(stub, written):
     second = proof.prove(called, cache_file=cache, saved_proof=known)
     assert second.standing == 0
     assert len(second.failures) == second.sizes
-    assert all("it can be built now" in failure.why for failure in second.failures)
+    assert all("the model can be built now" in failure.why for failure in second.failures)
 
 
 def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):

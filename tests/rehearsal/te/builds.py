@@ -37,9 +37,9 @@ def planted(defect):
 
     from superpod.rehearsal.comparison import communication
     from superpod.rehearsal.proof import pipeline_schedule, proof
-    from superpod.rehearsal.te.compiled import attention_backends, enumerations, kernels
+    from superpod.rehearsal.te.compiled import enumerations, extension, kernels
 
-    fused = enumerations.NVTE_Fused_Attn_Backend(1)
+    fused, compiled_part = enumerations.NVTE_Fused_Attn_Backend(1), sys.modules[extension.NAME]
     dispatcher, layer = token_dispatcher.MoETokenDispatcher, transformer_engine.TELayerNormColumnParallelLinear
     defects = {
         "experts dispatch over no group": (dispatcher, "__init__", _after(dispatcher.__init__, "ep_group", None)),
@@ -47,7 +47,7 @@ def planted(defect):
         "nothing is gathered or scattered": (communication, "GATHERS", ()),
         "stages exchange nothing": (p2p_communication, "_batched_p2p_ops", lambda **_: []),
         "a GEMM takes any FP8 shape": (kernels, "FP8_ALIGNMENT", 1),
-        "every attention has a fused kernel": (attention_backends, "select_fused_backend", lambda *_: fused),
+        "every attention has a fused kernel": (compiled_part, "get_fused_attn_backend", lambda *_: fused),
         "the planner refuses nothing": (proof, "find_refused", lambda planned: []),
     }
     with contextlib.ExitStack() as stack:

@@ -10,10 +10,10 @@ def test_bf16_moments_need_transformer_engines_adam(available, monkeypatch):
     import torch
 
     from superpod import recipes
-    from superpod.rehearsal.patches import te_adam
+    from superpod.rehearsal.te import source
     from superpod.rehearsal.training import cpu_recipe
 
-    monkeypatch.setattr(te_adam, "is_available", lambda: available)
+    monkeypatch.setattr(source, "is_installed", lambda: available)
     partial = recipes.build("deepseek_v3_pretrain_h100_bf16")
     assert partial.optim.config.exp_avg_dtype is torch.bfloat16
     small, changes = cpu_recipe.rehearse(partial, devices=8 * 16)

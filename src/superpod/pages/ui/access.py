@@ -1,4 +1,4 @@
-"""Access control of the page: requests need the token and must not come from another web page. Pure functions.
+"""Access control of the page: requests need the token and must not come from another web page.
 
 Other users of a node can reach its loopback address, and so can web pages in a browser on this machine. The token keeps
 other users out. Requests from other pages are recognized by their headers: in a DNS rebinding attack, `Host` contains
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
-"""Accepted host names; the port may differ, because of SSH tunnels."""
+"""Accepted host names; any port is accepted, because SSH tunnels may use another one."""
 TOKEN_BYTES = 24
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -37,12 +37,12 @@ def new_token() -> str:
 
 
 def is_token(text: str, token: str) -> bool:
-    """Return whether `text` is the token, in constant time for a given length."""
+    """Return whether `text` is the token, with a constant-time comparison."""
     return hmac.compare_digest(text.encode(errors="replace"), token.encode())
 
 
-def problem(headers: Mapping[str, str]) -> str:
-    """Return the reason for which the headers of a request are rejected; "" if they are accepted."""
+def find_problem(headers: Mapping[str, str]) -> str:
+    """Return the reason for rejecting a request with these headers; "" if it is accepted."""
     host = headers.get("Host", "")
     if _host_name(host) not in HOSTS:
         return f"this page is available only at {' or '.join(HOSTS)}"

@@ -1,4 +1,4 @@
-"""Open the listening sockets of the page, only on loopback addresses."""
+"""Opens the listening sockets of the page, only on loopback addresses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 def open_sockets(port: int) -> list[socket.socket]:
-    """Return sockets that listen on 127.0.0.1 and, if IPv6 is available, on ::1; port 0 = any free port.
+    """Return sockets that listen on 127.0.0.1 and, if IPv6 is available, on ::1. Port 0 selects any free port.
 
     Raises:
         UserError: the port is out of range, in use on either address, or privileged.
     """
     if not 0 <= port <= 65535:
-        raise UserError(f"--port must be between 0 and 65535, not {port}", "0, the default, selects a free port")
+        raise UserError(f"--port must be between 0 and 65535, not {port}", "use 0, the default, for any free port")
     for _ in range(20):
         try:
             return _listen(port)
@@ -25,9 +25,7 @@ def open_sockets(port: int) -> list[socket.socket]:
             if error.errno == errno.EADDRINUSE and not port:
                 continue  # the port was free on the first address but not on the second
             if error.errno == errno.EADDRINUSE:
-                raise UserError(
-                    f"port {port} is in use", "choose a different --port, or leave it out to use a free one"
-                ) from None
+                raise UserError(f"port {port} is in use", "omit --port to use a free one") from None
             if error.errno == errno.EACCES:
                 raise UserError(f"port {port} is reserved for root", "use --port 1024 or above") from None
             raise
@@ -35,7 +33,11 @@ def open_sockets(port: int) -> list[socket.socket]:
 
 
 def _listen(port: int) -> list[socket.socket]:
-    """Listen on both addresses or on none: if one were free, another user could serve a fake page at `localhost`."""
+    """Return sockets that listen on both addresses. If only one were taken, another user could use `localhost`.
+
+    Raises:
+        OSError: the port is not available on one of the addresses.
+    """
     opened: list[socket.socket] = []
     try:
         for family, address in ADDRESSES:
@@ -47,8 +49,8 @@ def _listen(port: int) -> list[socket.socket]:
                 continue  # IPv6 is not available
             port = opened[0].getsockname()[1]
     except OSError:
-        for one in opened:
-            one.close()
+        for opened_socket in opened:
+            opened_socket.close()
         raise
     return opened
 
@@ -56,9 +58,8 @@ def _listen(port: int) -> list[socket.socket]:
 def _open_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     new_socket = socket.socket(family, socket.SOCK_STREAM)
     try:
-        new_socket.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # ignore closed connections of an earlier server
+        # Ignore closed connections of an earlier server.
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             new_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         new_socket.bind((address, port))

@@ -21,8 +21,9 @@ SCATTERS = ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coa
 EXCHANGES = ("allreduce", "broadcast", "alltoall", "alltoall_base", "all_to_all_single", "send", "recv")
 """Methods of torch.distributed.ProcessGroup that communicate."""
 OVERLAPPED = "userbuffers"
+"""Prefix of the recorded name of a userbuffer, which overlaps TP communication with GEMMs."""
 BUFFERS = ("copy_into_buffer", "get_buffer")
-"""Methods of userbuffers that are called by overlapped TP communication."""
+"""Methods of a userbuffer that its communication calls."""
 
 
 class NotParallelError(RuntimeError):
@@ -39,18 +40,18 @@ class Traffic:
     """cp_comm_type and group size of each call of Transformer Engine's context-parallel attention."""
 
     def get_operations(self, group: Any) -> set[str]:
-        """Return the operations of a process group."""
+        """Return the names of the operations that a process group has executed."""
         return self.operations.get(_name(group), set())
 
     def lines(self) -> set[str]:
-        """Return the traffic as lines for a digest."""
+        """Return one line of text per process group and per kind of attention call, for a digest."""
         calls = {f"attention over context parallelism: {kind} {size}" for kind, size in self.attention}
         return {f"{group}: {', '.join(sorted(names))}" for group, names in self.operations.items()} | calls
 
 
 @contextlib.contextmanager
 def record_traffic() -> Iterator[Traffic]:
-    """Record communication and calls of context-parallel attention within the block."""
+    """Record the communication and the calls of context-parallel attention within the block."""
     import torch.distributed as dist
 
     backends: Any = sys.modules.get("transformer_engine.pytorch.attention.dot_product_attention.backends")
@@ -68,6 +69,8 @@ def record_traffic() -> Iterator[Traffic]:
 
 
 def _record_operation(original: Any, operation: str, traffic: Traffic) -> Any:
+    """Wrap a method of process groups so that its calls are recorded in `traffic` under the name `operation`."""
+
     def communicate(group: Any, *args: Any, **kwargs: Any) -> Any:
         traffic.operations.setdefault(_name(group), set()).add(operation)
         return original(group, *args, **kwargs)
@@ -107,7 +110,7 @@ def require_groups(sizes: dict[str, Any]) -> set[str]:
         sizes: arguments of `initialize_model_parallel` (`meta_build.get_degrees`).
 
     Returns:
-        The sizes as lines for a digest.
+        One line per group with its size, for a digest.
 
     Raises:
         NotParallelError: a group has a different size.
@@ -132,10 +135,10 @@ def require_groups(sizes: dict[str, Any]) -> set[str]:
 
 
 def require_layers(chunk: Any, tp: int) -> None:
-    """Require that every column- and row-parallel layer of Transformer Engine has the tensor-parallel group.
+    """Require that every column- and row-parallel layer of a model chunk has a tensor-parallel group of `tp` ranks.
 
     Raises:
-        NotParallelError: a layer has no group, or one of a different size.
+        NotParallelError: a layer has no group, or a group of a different size.
     """
     import torch.distributed as dist
 
@@ -152,10 +155,15 @@ def require_layers(chunk: Any, tp: int) -> None:
 
 
 def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
-    """Require that the step of a model chunk has communicated in each kind of parallelism with a size above 1.
+    """Require that a model chunk has communicated in each kind of parallelism with a size above 1.
+
+    Args:
+        chunk: the model chunk.
+        config: its TransformerConfig.
+        traffic: the communication recorded during a step of the chunk.
 
     Raises:
-        NotParallelError: there was no communication in one of them.
+        NotParallelError: the chunk has not communicated in a kind of parallelism.
     """
     from megatron.core import parallel_state as state
 
@@ -166,13 +174,15 @@ def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
         overlapped_operations = traffic.operations.get(f"{OVERLAPPED} of {tp}", set())
         _require(operations or overlapped_operations, "tensor parallelism", tp)
         if config.sequence_parallel and has_layers and not overlapped_operations:
-            _require(operations.intersection(GATHERS) and operations.intersection(SCATTERS), "sequence parallelism", tp)
+            _require(operations.intersection(GATHERS), "sequence parallelism", tp)
+            _require(operations.intersection(SCATTERS), "sequence parallelism", tp)
     if cp > 1 and has_layers:
         _require(traffic.get_operations(state.get_context_parallel_group()), "context parallelism", cp)
         _require_attention(config, traffic)
 
 
-def _require(operations: Any, parallelism: str, size: int) -> None:
+def _require(operations: set[str], parallelism: str, size: int) -> None:
+    """Raise NotParallelError if there are no operations in a kind of parallelism of this size."""
     if not operations:
         raise NotParallelError(
             f"the layout has {parallelism} of {size}, but no layer communicates over its group: each rank "
@@ -181,7 +191,7 @@ def _require(operations: Any, parallelism: str, size: int) -> None:
 
 
 def _require_attention(config: Any, traffic: Traffic) -> None:
-    """Require that all calls of context-parallel attention used the configured type and a group of the right size."""
+    """Require that all calls of context-parallel attention used the configured cp_comm_type and CP ranks."""
     cp_comm_type = config.cp_comm_type
     configured = set(cp_comm_type if isinstance(cp_comm_type, list) else [cp_comm_type or "p2p"])
     for kind, size in traffic.attention:
@@ -193,10 +203,10 @@ def _require_attention(config: Any, traffic: Traffic) -> None:
 
 
 def require_pipeline(traffic: Traffic, pp: int) -> None:
-    """Require that the stages of a pipeline have exchanged activations in a schedule.
+    """Require that `pp` pipeline stages have sent and received activations, if `pp` is above 1.
 
     Raises:
-        NotParallelError: they have not exchanged any.
+        NotParallelError: the stages have not sent or received anything.
     """
     from megatron.core import parallel_state as state
 
@@ -206,15 +216,15 @@ def require_pipeline(traffic: Traffic, pp: int) -> None:
 
 
 def require_experts(layer: Any, config: Any) -> str:
-    """Require that the token dispatcher of a MoE layer has the groups of the layout.
+    """Require that the token dispatcher of a MoE layer has process groups of the sizes in the layout.
 
-    Only their sizes are compared, because the step replaces the dispatcher, which depends on the values of tensors.
+    Its communication is not recorded: a step on meta tensors replaces the dispatcher, which reads their values.
 
     Returns:
-        The class and groups of the dispatcher as a line for a digest.
+        A line with the class and the group sizes of the dispatcher, for a digest.
 
     Raises:
-        NotParallelError: a group has a different size.
+        NotParallelError: a group or the number of local experts has a different size.
     """
     dispatcher = layer.token_dispatcher
     ep = config.expert_model_parallel_size

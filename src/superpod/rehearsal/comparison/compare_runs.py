@@ -1,4 +1,4 @@
-"""Compares the runs of a rehearsal, within the required tolerances."""
+"""Compares losses, gradient norms, inputs and parameters of a rehearsal's runs, with a tolerance per comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from superpod.common.units import format_ranks
 from superpod.errors import counted
 from superpod.rehearsal.comparison import CheckResult, data_check, replica_check
 from superpod.rehearsal.training.forked_run import FinishedRun
@@ -44,7 +45,12 @@ LAYERS_NOT_ONCE = "Invalid access pattern for ShardedTensor(key='module.decoder.
 
 
 def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
-    """Yield every check that is possible with the finished runs, and a failed check for each run with an error."""
+    """Yield every check that is possible with the finished runs, and a failed check for each run with an error.
+
+    Args:
+        rehearsal: the rehearsal with its runs.
+        steps: training steps of the run `own`.
+    """
     finished_runs = {name: run for name, run in rehearsal.runs.items() if not run.error}
     layers = rehearsal.shrunk.job.model.layers
     for name, run in rehearsal.runs.items():
@@ -58,7 +64,7 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
     decrease = ADAPTERS_LOSS_DECREASE if "base" in finished_runs else LOSS_DECREASE
     yield _check_decrease(own, decrease)
     yield from _compare_with_one_rank(rehearsal.precision, own, fp32, one)
-    yield data_check.check(own, one)
+    yield data_check.check_samples(own, one)
     yield replica_check.check_layers(own, layers)
     yield _check_participation(own, steps)
     yield from replica_check.check_replicas(own)
@@ -86,7 +92,13 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
 
 
 def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own_run: FinishedRun) -> CheckResult:
-    """Check that dropout changes the losses, and the first one only by a small amount of noise."""
+    """Check that dropout changes the losses, but the first loss by at most `DROPOUT_TOLERANCE`.
+
+    Args:
+        dropouts: {path in the recipe: probability}.
+        dropout: the run with dropout.
+        own_run: the same run without dropout.
+    """
     name = "dropout is noise"
     shares = ", ".join(f"{path.rpartition('.')[2]} {share:g}" for path, share in dropouts.items())
     if dropout.losses == own_run.losses:
@@ -98,6 +110,7 @@ def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own_run: 
 
 
 def _explain_error(error: str, layers: int) -> str:
+    """Return the error of a run, with an explanation if the stages do not hold each layer once."""
     rank, _, reason = error.partition(": ")
     if LAYERS_NOT_ONCE in reason:
         return f"{rank}: the stages do not contain each of {layers} layers exactly once; Megatron's message: {reason}"
@@ -105,7 +118,7 @@ def _explain_error(error: str, layers: int) -> str:
 
 
 def _check_decrease(run: FinishedRun, decrease: float) -> CheckResult:
-    """Check that the loss decreases by `decrease` (relative, in ten steps)."""
+    """Check that the loss of a run decreases by at least `decrease` (relative) in ten steps; by less in fewer steps."""
     first, last, steps = run.losses[0], run.losses[-1], len(run.losses)
     required_decrease = decrease * min(1, steps / 10)
     message = f"{first:.3f} -> {last:.3f} in {steps} steps; required decrease {100 * required_decrease:.1f} %"
@@ -134,6 +147,10 @@ def _compare_with_one_rank(
 def _compare(
     name: str, values: list[float], expected: list[float], tolerance: float, causes: tuple[str, ...] = LOSS_CAUSES
 ) -> CheckResult:
+    """Check that the values of every step equal the expected ones up to a relative tolerance.
+
+    The message names the cause of a difference that starts at the first, the second or a later step (`causes`).
+    """
     if len(values) != len(expected):
         return CheckResult(name, False, f"{len(values)} steps instead of {len(expected)}")
     differences = [abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True)]
@@ -157,5 +174,5 @@ def _check_participation(run: FinishedRun, steps: int) -> CheckResult:
         if len(record["losses"]) != steps or not replica_check.find_changed_parameters(record)
     ]
     if idle_ranks:
-        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle_ranks))} did not train")
+        return CheckResult("every rank took part", False, f"{format_ranks(idle_ranks)} did not train")
     return CheckResult("every rank took part", True, f"{len(run.ranks)} ranks trained parameters in {steps} steps")

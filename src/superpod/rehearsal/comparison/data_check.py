@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from superpod.common.units import spans
 from superpod.rehearsal.comparison import CheckResult
 
 if TYPE_CHECKING:
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from superpod.rehearsal.training.rank_record import MicroBatch
 
 
-def check(run: FinishedRun, one: FinishedRun) -> CheckResult:
-    """Check that `run` trained on the same samples as `one`, the run on one rank.
+def check_samples(run: FinishedRun, one_rank_run: FinishedRun) -> CheckResult:
+    """Check that a run trained on the same samples as the run on one rank.
 
     Each sample must go to exactly one data-parallel rank, and each token to its own position.
     """
-    steps = one.ranks[0]["inputs"]
+    steps = one_rank_run.ranks[0]["inputs"]
     for step, micro_batches in enumerate(steps):
         samples = [row for tokens, _ in micro_batches for row in tokens]
         error = _find_error(run, step, samples)
@@ -30,7 +31,7 @@ def check(run: FinishedRun, one: FinishedRun) -> CheckResult:
 
 
 def _find_error(run: FinishedRun, step: int, expected: list[list[int]]) -> str | None:
-    """Return the error in the inputs of a step, or None if they are the `expected` samples."""
+    """Return the error in the inputs of a step (0-based), or None if they are the `expected` samples."""
     cp = 1 + max(record["place"]["context_parallel"] for record in run.ranks)
     first_rank: dict[tuple[int, int], int] = {}  # by data-parallel rank and part
     parts: dict[int, dict[int, list[MicroBatch]]] = {}  # by data-parallel rank, then part
@@ -43,17 +44,20 @@ def _find_error(run: FinishedRun, step: int, expected: list[list[int]]) -> str |
         if parts.setdefault(dp, {}).setdefault(part, batches) != batches:
             return f"ranks {first} and {rank} hold the same part of the batch, but received different tokens"
         for row in (row for _, positions in batches for row in positions):
-            right = _get_positions(len(row), part, cp)
-            if row != right:
+            expected_row = _get_positions(len(row), part, cp)
+            if row != expected_row:
                 return (
                     f"rank {rank}, which holds part {part} of {cp} of the sequence, received positions "
-                    f"{_format_spans(row)} instead of {_format_spans(right)}"
+                    f"{spans(row)} instead of {spans(expected_row)}"
                 )
     return _compare_samples({dp: _join_samples(by_part) for dp, by_part in parts.items()}, expected)
 
 
 def _compare_samples(samples: dict[int, list[list[int]]], expected: list[list[int]]) -> str | None:
-    """Return the difference between the samples of all data-parallel ranks and the `expected` ones, or None."""
+    """Return the difference between the samples of all data-parallel ranks and the `expected` ones, or None.
+
+    `samples` maps each data-parallel rank to its samples, each a list of tokens.
+    """
     if sorted(sample for own in samples.values() for sample in own) == sorted(expected):
         return None
     for dp, own in samples.items():
@@ -64,21 +68,18 @@ def _compare_samples(samples: dict[int, list[list[int]]], expected: list[list[in
 
 
 def _get_positions(count: int, part: int, cp: int) -> list[int]:
-    """Return the positions of a part of `count` tokens: an early and a late chunk, as in get_batch_on_this_cp_rank."""
+    """Return the positions of the `count` tokens of context-parallel rank `part`, as in get_batch_on_this_cp_rank.
+
+    They are an early and a late chunk of the sequence.
+    """
     if cp == 1:
         return list(range(count))
     chunk, late = count // 2, 2 * cp - 1 - part
     return [*range(part * chunk, (part + 1) * chunk), *range(late * chunk, (late + 1) * chunk)]
 
 
-def _format_spans(numbers: list[int]) -> str:
-    """Format numbers as spans: `0-7, 24-31`."""
-    starts = [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1] + 1]
-    return ", ".join(f"{numbers[a]}-{numbers[b - 1]}" for a, b in zip(starts, [*starts[1:], len(numbers)], strict=True))
-
-
 def _join_samples(by_part: dict[int, list[MicroBatch]]) -> list[list[int]]:
-    """Concatenate the parts of each sequence on a data-parallel rank; return each sample's tokens in order."""
+    """Concatenate the parts of each sequence on a data-parallel rank; return the tokens of each sample in order."""
     samples = []
     for batch, (first_part, _) in enumerate(by_part[0]):
         for row in range(len(first_part)):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from superpod.common.units import format_ranks
 from superpod.rehearsal.comparison import CheckResult
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def find_changed_parameters(record: RankRecord) -> list[str]:
 
 
 def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
-    """Check that all ranks with the same shard of a parameter hold the same bits."""
+    """Check that all ranks with the same shard of a parameter hold the same bits; yield nothing without replicas."""
     holders: dict[Shard, dict[str, list[int]]] = {}  # {shard: {digest: ranks}}
     for rank, record in enumerate(run.ranks):
         for name, (digest, sharded, expert, tied) in record["after"].items():
@@ -43,7 +44,7 @@ def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
     differing_shards = [(shard.name, digests) for shard, digests in holders.items() if len(digests) > 1]
     if differing_shards:
         name, digests = differing_shards[0]
-        sides = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in digests.values())
+        sides = " and ".join(format_ranks(ranks) for ranks in digests.values())
         message = f"{name} differs between {sides}"
         if len(differing_shards) > 1:
             message += f", and {len(differing_shards) - 1} more"
@@ -54,6 +55,14 @@ def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
 
 
 def _identify_shard(name: str, is_sharded: bool, expert: bool, place: dict[str, int]) -> Shard:
+    """Return the identity of a parameter shard.
+
+    Args:
+        name: name of the parameter.
+        is_sharded: whether tensor parallelism shards it.
+        expert: whether it belongs to an expert.
+        place: the rank's index in each of Megatron's grids (`RankRecord`).
+    """
     tensor_rank = expert_rank = None
     if expert:
         expert_rank = place["expert_model_parallel"]

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 
 def train(partial: Partial, job: PlannedJob, steps: int, folder: Path, record_path: Path) -> None:
-    """Train for `steps` steps; write times and memory of each as a `StepRecord`. `folder` is for the rendezvous."""
+    """Train a recipe on one GPU for `steps` steps, and write the loss, time and memory of each step.
+
+    Args:
+        partial: the recipe.
+        job: the planned job, whose batch and sequence are used.
+        steps: training steps.
+        folder: folder for the rendezvous file.
+        record_path: JSON file of the `StepRecord`.
+    """
     import fiddle as fdl
     import torch
     import torch.distributed as dist
@@ -50,7 +58,7 @@ def train(partial: Partial, job: PlannedJob, steps: int, folder: Path, record_pa
 
     record = StepRecord(record_path, sum(p.numel() for p in model.parameters()))
     forward_backward_func = get_forward_backward_func()
-    batches = _batches(job, device)
+    batches = _generate_batches(job, device)
     for _ in range(steps):
         record.start()
         model.zero_grad_buffer()
@@ -69,8 +77,8 @@ def train(partial: Partial, job: PlannedJob, steps: int, folder: Path, record_pa
         record.finish(loss, None if norm is None else float(norm))
 
 
-def _batches(job: PlannedJob, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield random micro-batches; `tokens` and `positions` have the shape [micro-batch size, sequence length]."""
+def _generate_batches(job: PlannedJob, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield random micro-batches: `tokens`, `labels` and `positions` of shape [micro-batch size, sequence length]."""
     import torch
 
     positions = torch.arange(job.seq, device=device).expand(job.layout.mbs, -1)
@@ -80,7 +88,7 @@ def _batches(job: PlannedJob, device: torch.device) -> Iterator[dict[str, torch.
 
 
 def _forward(batches: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward step: return the loss of each token, and the function that reduces it."""
+    """Return the loss of each token of the next micro-batch, and the function that averages it for Megatron."""
     batch = next(batches)
     losses = model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
 

@@ -32,14 +32,14 @@ MEMORY_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe, or one of NeMo's (`nemo:llama32_1b`), to train on one GPU."""
+    """A recipe of this project or of NeMo (`nemo:llama32_1b`) to train on one GPU."""
 
     recipe: str
     nodes: int = 0
     """Number of nodes; 0 = the smallest size of the recipe."""
     overrides: tuple[str, ...] = ()
     layers: int = 0
-    """As in `fold`, like `micro_batches` and `limit_gib`."""
+    """Argument of `fold`, like `micro_batches` and `limit_gib`."""
     micro_batches: int = MICRO_BATCHES
     limit_gib: float | None = None
     steps: int = STEPS
@@ -48,27 +48,27 @@ class Case:
     bare: bool = False
     """Train with a bare Megatron-Core loop instead of NeMo's trainer, for comparison."""
     profile: bool = False
-    """Profile the last step, whose kernels are written to `kernels.json`."""
+    """Profile the last step, and write its kernels to `kernels.json`."""
 
     @property
     def key(self) -> str:
-        """The case as JSON."""
+        """The fields of the case as a JSON object."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @property
     def folder(self) -> str:
-        """Name of the case's folder."""
+        """Name of the case's folder: the recipe and a hash of all fields."""
         readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.recipe)
         return f"{readable[:100]}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
 
 
 def run_case(case: Case, folder: Path) -> None:
-    """Fold and train the case in this process; `RESULT` in the folder says how it ended."""
+    """Fold a case onto one GPU, train it in this process, and write the result or an error to `RESULT` in `folder`."""
     result: dict[str, Any] = {"error": ""}
     try:
         folded, partial, has_gpu = _prepare(case, folder)
         result |= _describe(folded)
-        write_json(folder / RESULT, result | {"error": "the process ended before it had trained"})
+        write_json(folder / RESULT, result | {"error": "the process ended before training was complete"})
         if case.exclusive:
             _wait_for_turn(folder.parent / LOCK, result["predicted"]["reserved_gib"], has_gpu=has_gpu)
         start_time = time.monotonic()
@@ -79,14 +79,14 @@ def run_case(case: Case, folder: Path) -> None:
         else:
             _train(partial, folder, has_gpu=has_gpu)
         result["train_s"] = time.monotonic() - start_time
-    except Exception as error:  # of any library: it is the result of the test
+    except Exception as error:  # any library's error is the result of the test
         traceback.print_exc()
         result["error"] = f"{type(error).__name__}: {error}"[:2000]
     write_json(folder / RESULT, result | (read_json(folder / RECORD) or {}))
 
 
 def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
-    """Return the folded job, its configuration, and whether this machine has a GPU; set the job's environment."""
+    """Set the job's environment; return the folded job, its recipe, and whether this machine has a GPU."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -98,12 +98,13 @@ def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
 
     request = Request(case.recipe, num_nodes=case.nodes or None, overrides=case.overrides, gpu=gpu)
     full, _ = build_configuration(request)
-    fold_result = fold(plan_job(full, request), case.layers, case.micro_batches, case.limit_gib)
-    os.environ.update(_environment(fold_result))
-    return fold_result, build_folded_recipe(full, fold_result, case, folder), has_gpu
+    folded_job = fold(plan_job(full, request), case.layers, case.micro_batches, case.limit_gib)
+    os.environ.update(_environment(folded_job))
+    return folded_job, build_folded_recipe(full, folded_job, case, folder), has_gpu
 
 
 def _describe(folded_job: FoldedJob) -> dict[str, Any]:
+    """Return the sizes and the planner's prediction of a folded job, for `RESULT`."""
     from superpod.planner import predict
 
     job, prediction = folded_job.job, predict.one(folded_job.job)
@@ -124,7 +125,7 @@ def _describe(folded_job: FoldedJob) -> dict[str, Any]:
 
 
 def _environment(folded_job: FoldedJob) -> dict[str, str]:
-    """Return the variables of the job and of a single rank."""
+    """Return the environment variables of the job, and torchrun's for a single rank."""
     from superpod.collection.facts import environment
 
     required_variables = {v.name: v.value for v in environment.variables(folded_job.job)}
@@ -133,7 +134,10 @@ def _environment(folded_job: FoldedJob) -> dict[str, str]:
 
 
 def build_folded_recipe(full: Partial, folded_job: FoldedJob, case: Case, folder: Path) -> Partial:
-    """Return the recipe with the folded sizes, on generated text, for a few steps without validation."""
+    """Return the recipe `full` with the sizes of the folded job, which trains on generated text without validation.
+
+    The text, logs, checkpoints and the `StepRecord` are in `folder`.
+    """
     import nemo_run as run
 
     from superpod.nemo2.options import remove_deepep
@@ -193,7 +197,7 @@ def _train(partial: Partial, folder: Path, *, has_gpu: bool) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Train the case of the command line."""
+    """Train a case. `arguments`: the case as JSON, and the folder for its results."""
     fields: dict[str, Any] = json.loads(arguments[0])
     fields["overrides"] = tuple(fields.get("overrides", ()))
     folder = Path(arguments[1])

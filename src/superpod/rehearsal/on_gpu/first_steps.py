@@ -1,4 +1,4 @@
-"""Trains many recipes for a few steps on one GPU, each in a process of its own, and keeps the results in one file.
+"""Trains many recipes for a few steps on one GPU, each in its own process, and appends the results to one file.
 
 The processes are forked after NeMo has been imported, which takes up to a minute. A run can be interrupted: cases whose
 result is in the file are not trained again, unless the recipe or the installed versions have changed.
@@ -38,15 +38,16 @@ CASE_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Running:
-    """A case that is being trained."""
+    """The process of a case that is being trained."""
 
     case: Case
     folder: Path
     started: float
+    """Time of the monotonic clock in seconds."""
 
 
 def identify(case: Case) -> dict[str, Any]:
-    """Return on what the result of a case depends: {"case": ..., "facts": digest of the recipe, "versions": ...}."""
+    """Return the inputs of a case's result: {"case": ..., "facts": digest of the recipe, "versions": ...}."""
     facts = ""
     if subject.subject_kind(case.recipe) == "recipe" and case.recipe in registry.recipes():
         recipe = registry.find(case.recipe)
@@ -69,11 +70,11 @@ def run_cases(
 
     Args:
         cases: the cases, the most informative ones first.
-        folder: for results, logs and temporary files.
-        workers: processes at a time; exclusive cases train one after the other, but build their recipes at once.
-        limit_s: seconds after which no further case is started; running ones get as long as `CASE_LIMIT_S`.
-        needed_gib: memory that a case needs on the GPU.
-        total_gib: memory that all running cases may need together; a case that needs more runs alone.
+        folder: folder for results, logs and temporary files.
+        workers: maximum number of processes; exclusive cases prepare in parallel, but train one after the other.
+        limit_s: seconds after which no further case is started; running cases may take up to `CASE_LIMIT_S`.
+        needed_gib: function that returns the GPU memory in GiB that a case needs.
+        total_gib: GPU memory in GiB for all running cases together; a case that needs more runs alone.
         note: called with each new result.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,13 +82,13 @@ def run_cases(
     case_ids = {case: identify(case) for case in cases}
     known_lines = read_lines(file)
     results: dict[Case, dict[str, Any]] = {}
-    for case, own in case_ids.items():
+    for case, inputs in case_ids.items():
         for result in known_lines:
-            if all(result.get(name) == value for name, value in own.items()):
+            if all(result.get(name) == value for name, value in inputs.items()):
                 results[case] = result
     waiting_cases = [case for case in case_ids if case not in results]
     deadline = time.monotonic() + limit_s
-    fork = bool(waiting_cases) and import_stack()
+    fork = bool(waiting_cases) and import_nemo_and_te()
     running: dict[int, Running] = {}
     try:
         while running or (waiting_cases and time.monotonic() < deadline):
@@ -114,11 +115,11 @@ def run_cases(
     return [results[case] for case in case_ids if case in results]
 
 
-def import_stack() -> bool:
+def import_nemo_and_te() -> bool:
     """Import NeMo and Transformer Engine in this process; return whether forked processes can use the GPU afterwards.
 
-    Forks cannot use CUDA if it was initialized here, as Transformer Engine 2.9 does when it is imported, to read the
-    compute capability (dot_product_attention/backends.py:83). It is read through NVML instead.
+    They cannot if CUDA is initialized here. Importing Transformer Engine 2.9 would initialize CUDA to read the compute
+    capability (dot_product_attention/backends.py:83), which is read through NVML instead.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
@@ -128,7 +129,7 @@ def import_stack() -> bool:
 
         _import_modules()
         return True
-    # Before the replacements: torch.compile keeps references to these functions, and would keep the replacements.
+    # Imported before the functions are replaced: torch.compile would keep references to the replacements.
     import torch._dynamo.device_interface
 
     properties = _device_properties()
@@ -150,6 +151,7 @@ def _import_modules() -> None:
 
 
 def _device_properties() -> SimpleNamespace:
+    """Return the compute capability of GPU 0 (`major`, `minor`), without initializing CUDA."""
     import pynvml  # type: ignore[reportMissingImports] - nvidia-ml-py, which torch requires on GPUs
 
     pynvml.nvmlInit()
@@ -169,8 +171,11 @@ def _use_gpu() -> None:
 
 
 def _start(process: Running, *, fork: bool) -> int:
-    """Start a process that trains the case, with its output in `output.log`; return its process ID."""
-    shutil.rmtree(process.folder, ignore_errors=True)  # what an interrupted run has left
+    """Start a process that trains the case, with its output in `output.log`; return its process ID.
+
+    `fork`: fork this process, which has imported NeMo, instead of starting a new Python process.
+    """
+    shutil.rmtree(process.folder, ignore_errors=True)  # files of an interrupted run
     process.folder.mkdir(parents=True)
     arguments = [process.case.key, str(process.folder)]
     log = process.folder / "output.log"
@@ -189,30 +194,31 @@ def _train_in_session(arguments: list[str], log: Path) -> None:
 
 
 def _find_ended(running: dict[int, Running]) -> list[tuple[int, str]]:
-    """Return the processes that have ended, with an error if one was killed, hung or failed."""
+    """Return (process ID, error) of the processes that have ended or hang; the error is "" after exit code 0."""
     ended_processes = []
-    for pid, one in running.items():
+    for pid, process in running.items():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done and os.WIFSIGNALED(status):
             ended_processes.append((pid, f"killed by signal {os.WTERMSIG(status)}"))
         elif done:
             code = os.waitstatus_to_exitcode(status)
             ended_processes.append((pid, f"exited with code {code} without a result" if code else ""))
-        elif time.monotonic() - one.started > CASE_LIMIT_S:
+        elif time.monotonic() - process.started > CASE_LIMIT_S:
             _kill(pid)
             ended_processes.append((pid, f"hung: no result after {CASE_LIMIT_S:.0f} s"))
     return ended_processes
 
 
 def _kill(pid: int) -> None:
-    """Kill a process and those that it has started, for example by torch.compile."""
+    """Kill the process of a case, and the processes that it has started, for example by torch.compile."""
     kill_group(pid)
     os.kill(pid, signal.SIGKILL)  # in case it has not called setsid() yet
     os.waitpid(pid, 0)
 
 
 def _collect(process: Running, error: str) -> dict[str, Any]:
-    result = read_json(process.folder / RESULT) or {"error": "the process left no result"}
+    """Return the result that a process has written, with its duration and, if it is not "", the error."""
+    result = read_json(process.folder / RESULT) or {"error": "the process wrote no result"}
     if error:
         result["error"] = error
     return result | {"process_s": time.monotonic() - process.started}

@@ -1,8 +1,7 @@
 """Folds a job onto one GPU: the shapes that one of its ranks holds, with fewer layers.
 
-Only arithmetic on the planner's `PlannedJob`, without NeMo. The hidden size stays; whatever parallelism divides is
-divided, so that the kernels have the shapes of the real run: heads, MLPs and vocabulary by TP, experts by EP, the
-sequence by CP.
+Computes with the planner's `PlannedJob`, without NeMo. Each size is divided by its parallel size, so that the kernels
+have the shapes of the real run: heads, MLPs and vocabulary by TP, experts by EP, the sequence by CP.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from superpod.rehearsal.training.shrink import ResizedValue, list_sizes, refuse_
 MICRO_BATCHES = 2
 """Micro-batches per step, so that gradients are also accumulated."""
 VOCAB_MULTIPLE = 128
+"""The vocabulary of a rank is rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class FoldedJob:
-    """A job on one GPU, and what differs from the recipe."""
+    """A job that was folded onto one GPU, and the sizes that differ from the recipe's."""
 
     job: PlannedJob
     sizes: tuple[ResizedValue, ...]
@@ -35,13 +35,13 @@ def fold(
     """Return the job as one of its ranks executes it, on one GPU.
 
     Args:
-        job: a legal job.
-        layers: number of layers; 0 = as few as contain every kind of layer.
+        job: a job whose layout is legal.
+        layers: number of layers; 0 = the smallest number with every kind of layer.
         micro_batches: micro-batches per step.
-        limit_gib: memory that may be reserved; with it, as many layers as fit, but at most `layers` if that is given.
+        limit_gib: GPU memory in GiB. If given, the job has as many layers as fit, but at most `layers` if not 0.
 
     Raises:
-        RehearsalError: a feature of the job needs packages or several GPUs, or even the fewest layers do not fit.
+        RehearsalError: the model needs GPU packages or several GPUs, or the smallest number of layers does not fit.
     """
     refuse_unsupported(job)
     min_layers = max(2, job.model.moe_every, job.model.global_every)
@@ -55,27 +55,35 @@ def fold(
 def _fold_most_layers(
     job: PlannedJob, min_layers: int, max_layers: int, micro_batches: int, limit_gib: float
 ) -> PlannedJob:
-    """Return the folded job with the largest number of layers whose reserved memory fits."""
+    """Return the folded job with the largest number of layers whose reserved memory is at most `limit_gib`.
+
+    Raises:
+        RehearsalError: `min_layers` layers need more memory.
+    """
     best = None
-    low, high_layers = min_layers, max(min_layers, max_layers)
-    while low <= high_layers:
-        middle_layers = (low + high_layers) // 2
-        folded_job = _fold(job, middle_layers, micro_batches)
+    low, high = min_layers, max(min_layers, max_layers)
+    while low <= high:  # binary search
+        middle = (low + high) // 2
+        folded_job = _fold(job, middle, micro_batches)
         if predicted_gib(folded_job) <= limit_gib:
-            best, low = folded_job, middle_layers + 1
+            best, low = folded_job, middle + 1
         else:
-            high_layers = middle_layers - 1
+            high = middle - 1
     if best is None:
-        need_gib = predicted_gib(_fold(job, min_layers, micro_batches))
+        needed_gib = predicted_gib(_fold(job, min_layers, micro_batches))
         raise RehearsalError(
-            f"{job.model.name} with {min_layers} layers needs {need_gib:.0f} GiB on one GPU, "
+            f"{job.model.name} with {min_layers} layers needs {needed_gib:.0f} GiB on one GPU, "
             f"but {limit_gib:.0f} GiB are free"
         )
     return best
 
 
 def predicted_gib(job: PlannedJob) -> float:
-    """Return the memory in GiB that the planner expects a rank to reserve. Raises RehearsalError if it is illegal."""
+    """Return the memory in GiB that the planner expects a rank to reserve.
+
+    Raises:
+        RehearsalError: the planner cannot predict the job, because its layout is illegal.
+    """
     prediction = predict.one(job)
     if prediction.reserved_gib_max is None:
         raise RehearsalError(f"{job.model.name} folded onto one GPU is {prediction.verdict}: {prediction.reason}")
@@ -103,7 +111,7 @@ def _fold_layout(layout: Layout, micro_batches: int) -> Layout:
 
 
 def _fold_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
-    """Return the part of the model that a rank of `layout` holds, with fewer layers."""
+    """Return the part of model `m` that a rank of `layout` holds, with `layers` layers."""
     tp = layout.tp
     etp = tp if layout.etp is None else layout.etp
     changes: dict[str, object] = {

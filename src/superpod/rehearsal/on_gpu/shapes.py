@@ -17,13 +17,13 @@ from superpod.requests.request import Request
 
 @dataclass(frozen=True)
 class Shape:
-    """A folded job, and all sizes of recipes that fold to it."""
+    """A folded job, and all sizes of recipes whose ranks execute it."""
 
     case: Case
     sizes: tuple[tuple[str, int], ...]
     """(recipe, number of nodes)"""
     gib: float
-    """Memory in GiB that the planner expects."""
+    """Reserved GPU memory in GiB that the planner predicts."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Shapes:
 
 
 def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
-    """Fold all declared sizes of the recipes for GPUs with the compute capability of `gpu`.
+    """Fold all declared sizes of those recipes whose GPU has the compute capability of `gpu`.
 
     The first shapes belong to different models, so that an interrupted run has tested as many models as possible.
 
     Args:
-        recipes: the recipes.
-        gpu: the planner's name of this machine's GPU.
+        recipes: the recipes; those for other GPUs are ignored.
+        gpu: the planner's name of this machine's GPU, such as `h100`.
     """
     node = hardware.builtin().node(gpu)
     shapes: dict[str, Shape] = {}
@@ -52,16 +52,16 @@ def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
         if hardware.node(recipe.gpu).gpu.sm != node.gpu.sm:
             continue
         for nodes in recipe.nodes:
-            own_size = ((recipe.name, nodes),)
+            size = (recipe.name, nodes)
             try:
                 folded_job = fold(Request(recipe.name, num_nodes=nodes).job()).job
                 key = repr(folded_job.replace(node=node, fabric=hardware.builtin().fabric_of(node)))
                 if key in shapes:
                     known_shape = shapes[key]
-                    shapes[key] = Shape(known_shape.case, known_shape.sizes + own_size, known_shape.gib)
+                    shapes[key] = Shape(known_shape.case, (*known_shape.sizes, size), known_shape.gib)
                 else:
                     case = Case(recipe.name, nodes=nodes)
-                    shapes[key] = Shape(case, own_size, predicted_gib(folded_job))
+                    shapes[key] = Shape(case, (size,), predicted_gib(folded_job))
                     models[recipe.name] = recipe.model.name
             except (RehearsalError, UserError) as error:
                 skipped_sizes.append((recipe.name, nodes, str(error)))
@@ -69,7 +69,10 @@ def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
 
 
 def _interleave_models(shapes: Iterable[Shape], models: dict[str, str]) -> list[Shape]:
-    """Sort shapes so that the n-th shape of every model comes before the next one of any model."""
+    """Sort shapes so that the n-th shape of every model precedes the (n+1)-th shape of any model.
+
+    `models` is {name of a recipe: name of its model}.
+    """
     count: Counter[str] = Counter()
     rounds: list[tuple[int, Shape]] = []
     for shape in shapes:

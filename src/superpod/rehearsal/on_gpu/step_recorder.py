@@ -17,10 +17,10 @@ from superpod.planner.hardware import GIB
 
 
 class StepRecord:
-    """The measured steps, which `finish` writes to a JSON file, so that those before an error are kept.
+    """Measurements of training steps. `finish` writes the file after each step, so that an error loses none.
 
     Args:
-        path: the file: {"losses": [...], "grad_norms": [...], "seconds": [...], "allocated_gib": [...],
+        path: the JSON file: {"losses": [...], "grad_norms": [...], "seconds": [...], "allocated_gib": [...],
             "reserved_gib": [...], "parameters": N}, with one value per step. Memory is the peak during the step; NaN
             and infinity are null.
         parameters: number of the model's parameters.
@@ -38,14 +38,19 @@ class StepRecord:
         }
 
     def start(self) -> None:
-        """Start the clock when the GPU has nothing left to do."""
+        """Wait until the GPU is idle, and start to measure a step."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         self.started = time.perf_counter()
 
     def finish(self, loss: float, grad_norm: float | None) -> None:
-        """Record the step when the GPU has finished it."""
+        """Wait until the GPU has finished the step, and write its measurements.
+
+        Args:
+            loss: loss of the step.
+            grad_norm: gradient norm before clipping; None if the optimizer reports none.
+        """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             self.values["allocated_gib"].append(torch.cuda.max_memory_allocated() / GIB)
@@ -71,7 +76,7 @@ class StepRecorder(pl.Callback):
         self.record: StepRecord | None = None
 
     def on_train_batch_start(self, trainer: Any, *_: object) -> None:
-        """Start to measure the step."""
+        """Start to measure a step, and to profile it if it is `profile_step`."""
         if self.record is None:
             model = trainer.strategy.megatron_parallel
             self.record = StepRecord(self.path, sum(p.numel() for p in model.parameters()))
@@ -81,7 +86,7 @@ class StepRecorder(pl.Callback):
         self.record.start()
 
     def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-        """Record the step."""
+        """Record the step, and write its kernels if it was profiled."""
         metrics = trainer.callback_metrics
         norm = float(metrics["grad_norm"]) if "grad_norm" in metrics else None
         assert self.record is not None
@@ -93,7 +98,7 @@ class StepRecorder(pl.Callback):
 
 
 def write_kernels(profiler: torch.profiler.profile, path: Path) -> None:
-    """Write {"kernels": [[name, calls, microseconds], ...]}, the longest first."""
+    """Write the CUDA kernels of a profile as {"kernels": [[name, calls, microseconds], ...]}, the longest first."""
     kernels = [
         [event.key, event.count, round(event.self_device_time_total, 1)]
         for event in profiler.key_averages()

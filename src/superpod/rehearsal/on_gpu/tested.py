@@ -1,4 +1,4 @@
-"""Saves which sizes of recipes passed their test on a GPU; `collection/facts/proof_level.py` reads the file."""
+"""Saves the sizes of recipes that passed their test on a GPU; `collection/facts/proof_level.py` reads the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superpod.rehearsal.on_gpu.shapes import Shape
 
 
 def find_problem(result: Mapping[str, Any]) -> str:
-    """Return why a test failed: its error, a missing step, or a loss that is not a number; "" if it passed."""
+    """Return the reason for the failure of a test: its error, a missing step, or a non-finite loss; "" if it passed."""
     if result.get("error"):
         return result["error"].splitlines()[0][:300]
     losses, steps = result.get("losses", []), result["case"]["steps"]
@@ -26,21 +26,21 @@ def find_problem(result: Mapping[str, Any]) -> str:
 
 
 def refuse_to_write(recipes: Iterable[registry.Recipe]) -> None:
-    """Refuse recipes of a user's collection: the file is part of this project. Raises UserError."""
+    """Raise UserError if a recipe is from a user's collection, because the results file is part of this project."""
     for recipe in recipes:
         if recipe.source.parent != registry.LAYOUTS:
             raise UserError(
                 f"--write saves results of this project's recipes, but {recipe.name} is from {recipe.source}",
-                "leave out --write",
+                "omit --write",
             )
 
 
 def save(results: Iterable[Mapping[str, Any]], shapes: Iterable[Shape], gpu: str, path: Path | None = None) -> int:
-    """Add the sizes that passed to the file, and remove those that failed; return the number of sizes in it.
+    """Add the sizes that passed to the results file, and remove those that failed; return its number of sizes.
 
     Args:
         results: results of `first_steps.run_cases`.
-        shapes: the shapes that were tested, with the sizes for which they stand.
+        shapes: the shapes that were tested, with all sizes that they represent.
         gpu: the planner's name of the GPU.
         path: the file. Default: `proof_level.TESTED_ON_GPU`.
     """
@@ -64,7 +64,7 @@ def save(results: Iterable[Mapping[str, Any]], shapes: Iterable[Shape], gpu: str
 
 
 def _find_group(groups: list[dict[str, Any]], gpu: str, versions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the group of sizes that were tested on this GPU with these versions; add it if there is none."""
+    """Return the group of sizes that were tested on this GPU with these versions; add an empty one if there is none."""
     for group in groups:
         if (group["gpu"], group["versions"]) == (gpu, versions):
             return group

@@ -33,13 +33,15 @@ INCOMPATIBLE_PARALLELISM = {
 
 @dataclass(frozen=True)
 class OptionCase:
-    """An option applied to a recipe."""
+    """A `with=` option applied to a recipe."""
 
     option: str
     kind: str
+    """A key of `MODELS`."""
     precision: str
     recipe: str
     overrides: tuple[str, ...]
+    """All overrides of the recipe; the last one is `with={option}`."""
 
     @property
     def key(self) -> str:
@@ -60,7 +62,12 @@ def list_cases() -> Iterator[OptionCase]:
 
 
 def _disable_parallelism(name: str, field: str) -> Iterator[str]:
-    """Yield the overrides that disable one kind of parallelism of a recipe on its smallest number of nodes."""
+    """Yield the overrides that disable one kind of parallelism of a recipe on its smallest number of nodes.
+
+    Args:
+        name: name of the recipe.
+        field: the strategy's field, such as `pipeline_model_parallel_size`.
+    """
     recipe = find(name)
     layout = recipe.layout()
     short = next(short for short, known in PARALLEL_SIZES.items() if known == field)
@@ -76,7 +83,7 @@ def _disable_parallelism(name: str, field: str) -> Iterator[str]:
 
 
 def find_recipe(kind: str, precision: str) -> str:
-    """Return the name of a recipe of this kind and precision; for FP16, a recipe in BF16."""
+    """Return the name of the first recipe of a kind (a key of `MODELS`) in a precision; for fp16, a recipe in bf16."""
     suffix = f"{GPUS[precision]}_{'bf16' if precision == 'fp16' else precision}"
     candidates = [f"{model}_{suffix}" for model in MODELS[kind]]
     return next(name for name in candidates if name in recipes())

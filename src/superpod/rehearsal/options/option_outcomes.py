@@ -21,7 +21,7 @@ RANKS, STEPS = 4, 4
 
 
 def check_case(case: OptionCase) -> Result:
-    """Check the rules for a case, list the fields that the option changes, and decide what to execute. Imports NeMo."""
+    """Resolve a case, list the fields that its option changes, and decide how to execute it. Imports NeMo."""
     from superpod.requests.resolve import resolve
 
     result: Result = {"recipe": case.recipe, "overrides": list(case.overrides)}
@@ -30,7 +30,7 @@ def check_case(case: OptionCase) -> Result:
     except UserError as refused:
         return result | {"outcome": REFUSED, "reason": str(refused), "next": refused.hint}
     plain_partial = resolve(Request(case.recipe, case.overrides[:-1])).partial
-    changes = _compare(plain_partial, partial)
+    changes = _diff(plain_partial, partial)
     result["changes"] = changes
     if not changes:
         return result | {"outcome": UNCHANGED, "reason": f"sets {_list_variables(case)}, which has no effect on a CPU"}
@@ -43,7 +43,12 @@ def check_case(case: OptionCase) -> Result:
 
 
 def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> list[str]:
-    """List the changes of an option that a rehearsal reverts, as `field: reason`; [] if it keeps all of them."""
+    """List the changes of an option that a rehearsal reverts, as `field: reason`; [] if there are none.
+
+    Args:
+        partial: the recipe with the option.
+        changes: {path: [value without the option, value with it]}.
+    """
     from superpod.rehearsal.patches.gpu_settings import GPU_ONLY
     from superpod.rehearsal.training.cpu_recipe import rehearse
 
@@ -54,7 +59,7 @@ def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> li
     for path, (_, new) in changes.items():
         part, _, name = path.rpartition(".")
         neutral, reason = GPU_ONLY.get(name, (None, ""))
-        if "callbacks[" in part:  # a field of a callback, which is kept or removed with it
+        if "callbacks[" in part:  # a field of a callback is kept or removed with the callback
             continue
         if path.startswith("trainer.callbacks"):
             if new and new not in kept_lines.values():  # at any index
@@ -67,7 +72,7 @@ def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> li
 
 
 def rehearse_case(case: OptionCase, folder: Path) -> Result:
-    """Rehearse a case on its smallest number of nodes: NeMo's real training loop, compared with one rank."""
+    """Rehearse a case on its smallest number of nodes, with checkpoints and logs in `folder`; return the result."""
     from superpod.rehearsal import rehearsal_run
 
     rehearsal = rehearsal_run.plan_rehearsal(Request(case.recipe, case.overrides), RANKS)
@@ -83,9 +88,9 @@ def rehearse_case(case: OptionCase, folder: Path) -> Result:
 
 
 def build_case(case: OptionCase) -> Result:
-    """Build the first and last pipeline rank of a case with Transformer Engine's layers, and run a step without values.
+    """Build the first and last pipeline rank of a case with TE's layers, and run a step on meta tensors.
 
-    Requires a process that imported `superpod.rehearsal.te.import_te` first.
+    The process must have imported `superpod.rehearsal.te.import_te` before NeMo.
     """
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
@@ -104,14 +109,15 @@ def build_case(case: OptionCase) -> Result:
     return {"outcome": BUILT}
 
 
-def _compare(plain_recipe: Partial, changed: Partial) -> dict[str, list[str]]:
-    """Return {path: [before, after]} of all differences; "" if a path is missing."""
+def _diff(plain_recipe: Partial, changed: Partial) -> dict[str, list[str]]:
+    """Return {path: [before, after]} of all settings that differ between two recipes; a missing setting is ""."""
     before, after = _flatten(plain_recipe), _flatten(changed)
     paths = sorted({*before, *after})
     return {p: [before.get(p, ""), after.get(p, "")] for p in paths if before.get(p) != after.get(p)}
 
 
 def _flatten(partial: Partial) -> dict[str, str]:
+    """Return {dotted path: value as text} of all settings of a recipe."""
     from superpod.nemo2.export.flatten import flatten
 
     return {line.path: line.value for line in flatten(partial)}

@@ -41,7 +41,7 @@ CELLS = {REHEARSED: "rehearsed", BUILT: "built", UNCHANGED: "variables", REFUSED
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Execute the cases on the command line."""
+    """Execute the cases named on the command line; exit with code 1 if a case fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("keys", nargs="*", help="Keys such as fsdp/dense/bf16. Default: all.")
     parser.add_argument("--write", action="store_true", help="Write the table without executing any case.")
@@ -67,8 +67,8 @@ def _execute(cases: Sequence[OptionCase], out: Path, *, repeat: bool) -> None:
 
     Args:
         cases: the cases.
-        out: file for the results.
-        repeat: repeat also cases that were executed before and have not changed.
+        out: JSON file of the results, which is updated after each case.
+        repeat: whether to repeat cases that were executed before and have not changed.
     """
     feature_table.import_nemo()
     known_results: dict[str, Result] = read_json(out) or {}
@@ -90,6 +90,7 @@ def _execute(cases: Sequence[OptionCase], out: Path, *, repeat: bool) -> None:
 
 
 def _is_same(result: Result, before: Result) -> bool:
+    """Return whether an earlier result is of the same recipe, overrides and changes."""
     return all(before.get(name) == result[name] for name in ("recipe", "overrides", "changes"))
 
 
@@ -120,7 +121,10 @@ def _write(out: Path, results: Mapping[str, Result]) -> None:
 
 
 def format_table(results: Mapping[str, Result]) -> str:
-    """Format the results as Markdown: a row per option and kind, a column per precision, followed by the reasons."""
+    """Format results ({key of a case: result}) as Markdown: a table of outcomes, then a list of their reasons.
+
+    The table has a row per option and kind of recipe, and a column per precision.
+    """
     lines = ["| option | recipe | " + " | ".join(GPUS) + " |", "|---" * (2 + len(GPUS)) + "|"]
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for case in list_cases():
@@ -132,7 +136,7 @@ def format_table(results: Mapping[str, Result]) -> str:
 
 
 def _list_reasons(results: Mapping[str, Result]) -> Iterator[str]:
-    """Yield each reason why cases were rejected or not rehearsed, with their options."""
+    """Yield a Markdown list item for each reason why cases were not rehearsed, with the options of these cases."""
     options: dict[tuple[str, str], dict[str, None]] = {}
     for case in list_cases():
         result = results[case.key]
@@ -143,7 +147,7 @@ def _list_reasons(results: Mapping[str, Result]) -> Iterator[str]:
 
 
 def update_table(page: str, results: Mapping[str, Result]) -> str:
-    """Return `page` with an updated table."""
+    """Return the text of a Markdown page with the table of these results."""
     return result_files.replace_section(page, BEGIN, END, format_table(results))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _UnusedLinear:
-    """Replaces `te.Linear`; no module has this class."""
+    """Replaces `te.Linear`, so that NeMo's isinstance checks are false."""
 
 
 @patch(
@@ -29,7 +29,7 @@ def _patch_adapters() -> None:
 
     original: Any = utils.get_adapter_attributes_from_linear
 
-    def attributes(layer: Any) -> tuple[bool, int, int, bool, bool]:
+    def get_attributes(layer: Any) -> tuple[bool, int, int, bool, bool]:
         if getattr(layer, "is_duplicated", False):
             rows, columns = layer.weight.shape
             return False, columns, rows, not layer.config.sequence_parallel, False
@@ -39,15 +39,15 @@ def _patch_adapters() -> None:
 
     original_norm = dora.DoRALinear._get_weight_norm
 
-    def weight_norm(self: Any) -> torch.Tensor:
-        """Return a magnitude per output; only its shape in a dry build, which has no weights to gather."""
+    def get_weight_norm(self: Any) -> torch.Tensor:
+        """Return the magnitude of each output; on the meta device, a tensor of its shape."""
         weight = self.to_wrap.weight
         return weight.new_empty(weight.shape[0]) if weight.is_meta else original_norm(self)
 
-    replace(dora.DoRALinear, _get_weight_norm=weight_norm)
+    replace(dora.DoRALinear, _get_weight_norm=get_weight_norm)
     replace(utils, HAVE_TE=False)
     define(lora, te=SimpleNamespace(Linear=_UnusedLinear))
-    rebind(utils, "get_adapter_attributes_from_linear", attributes)
+    rebind(utils, "get_adapter_attributes_from_linear", get_attributes)
 
 
 @patch(
@@ -69,10 +69,10 @@ def _patch_adapters_of_experts() -> None:
         share_among_experts(adapted)
         return adapted
 
-    def with_shared(
+    def save_shared(
         self: SequentialMLP, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """Save the adapters as with grouped GEMM: they do not belong to an expert."""
+        """Return the sharded state with shared adapters outside of the experts, like with grouped GEMM."""
         state = sharded(self, prefix, sharded_offsets, metadata)
         for name, adapter in _find_shared_adapters(self).items():
             state = {key: value for key, value in state.items() if f".{name}.adapter." not in key}
@@ -83,17 +83,17 @@ def _patch_adapters_of_experts() -> None:
         return state
 
     replace(PEFT, __call__=call_and_share)
-    replace(SequentialMLP, sharded_state_dict=with_shared)
+    replace(SequentialMLP, sharded_state_dict=save_shared)
 
 
 def _find_shared_adapters(experts: SequentialMLP) -> dict[str, Any]:
-    """Return the adapters that all experts of this rank share, by layer name."""
+    """Return {name of a linear layer: adapter} of the adapters that all experts of this rank share."""
     layers = experts.local_experts[0].named_children()
     return {name: layer.adapter for name, layer in layers if getattr(layer, "has_shared_adapter", False)}
 
 
 def share_among_experts(model: torch.nn.Module) -> None:
-    """Let all experts of a rank share one LoRA adapter per layer, if the recipe uses grouped GEMM."""
+    """Make all experts of a rank share one LoRA adapter per linear layer, if the recipe uses grouped GEMM."""
     from megatron.core.transformer.moe.experts import SequentialMLP
     from nemo.collections.llm.peft.utils import ParallelLinearAdapter
 
@@ -112,9 +112,9 @@ def share_among_experts(model: torch.nn.Module) -> None:
 
 
 def initialize_independently_of_layout() -> None:
-    """Initialize adapters with one seed per kind of layer, so that their weights are the same in every layout.
+    """Patch NeMo's adapters so that their initial weights are the same in every layout.
 
-    Megatron initializes the shard of each rank from that rank's own generator.
+    Each kind of layer has its own seed. Megatron initializes the shard of each rank from that rank's own generator.
     """
     from nemo.collections.llm.peft import utils
 
@@ -130,7 +130,7 @@ def initialize_independently_of_layout() -> None:
 
 
 def _initialize(weight: torch.Tensor, seed: str) -> None:
-    """Initialize the full matrix, and copy this rank's shard to `weight`."""
+    """Set `weight` to this rank's shard of a full matrix that is drawn with a generator seeded with the text `seed`."""
     import zlib
 
     import torch

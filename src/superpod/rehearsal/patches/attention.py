@@ -64,7 +64,11 @@ def _forward(
     attention_bias: Tensor | None = None,
     packed_seq_params: PackedSeqParams | None = None,
 ) -> Tensor:
-    """[s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed sequences have no dimension b."""
+    """Compute attention: [s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed sequences have no dimension b.
+
+    Raises:
+        NotImplementedError: there is an attention bias, or a packed sequence with context parallelism.
+    """
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     cp = self.config.context_parallel_size
@@ -95,7 +99,10 @@ def _forward(
 
 
 def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
-    """[b, heads, s, d], [b, heads, keys, d] -> [b, heads, s, d]."""
+    """Compute attention of queries and keys with equal numbers of heads: [b, heads, s, d] -> [b, heads, s, d].
+
+    `keep` is True where a query attends to a key; None = everywhere.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -112,28 +119,34 @@ def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Te
 
 
 def _require_supported(cp: int, attention_bias: Tensor | None, packed_seq_params: PackedSeqParams | None) -> None:
-    hint = "disable it in the rehearsed recipe"
+    unsupported = ""
     if attention_bias is not None:
-        raise NotImplementedError(f"the attention of a rehearsal does not support attention bias; {hint}")
-    if packed_seq_params is not None and cp > 1:
+        unsupported = "attention bias"
+    elif packed_seq_params is not None and cp > 1:
+        unsupported = "packed sequences with context parallelism"
+    if unsupported:
         raise NotImplementedError(
-            f"the attention of a rehearsal does not support packed sequences with context parallelism; {hint}"
+            f"the attention of a rehearsal does not support {unsupported}; disable it in the rehearsed recipe"
         )
 
 
-def _build_packed_mask(at: Tensor, packed: PackedSeqParams) -> Tensor:
-    """Return [queries, keys], True where a query and a key belong to the same packed sample."""
+def _build_packed_mask(positions: Tensor, packed: PackedSeqParams) -> Tensor:
+    """Return a mask [queries, keys], True where a query and a key belong to the same packed sample."""
     import torch
 
     starts = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
-    sample = torch.searchsorted(starts[1:].contiguous().to(at.dtype), at, right=True)
+    sample = torch.searchsorted(starts[1:].contiguous().to(positions.dtype), positions, right=True)
     return sample[:, None] == sample[None]
 
 
 def _gather_context_parallel(
     cp: int, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the positions of this rank's queries and of all keys, and the keys and values of all ranks."""
+    """Gather keys and values over the context-parallel ranks.
+
+    Returns:
+        The positions of this rank's queries, the positions of all keys, all keys, and all values.
+    """
     import torch
     from megatron.core.parallel_state import get_context_parallel_group
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -160,7 +173,14 @@ def _gather_context_parallel(
 def _build_mask(
     query_at: Tensor, key_at: Tensor, mask_type: AttnMaskType | None, window: tuple[int, int] | None
 ) -> Tensor | None:
-    """Return [queries, keys], True where a query attends to a key; None if each query attends to all keys."""
+    """Return a mask [queries, keys], True where a query attends to a key; None if each query attends to all keys.
+
+    Args:
+        query_at: positions of the queries.
+        key_at: positions of the keys.
+        mask_type: Megatron's type of mask.
+        window: numbers of keys before and after a query to which it attends; -1 = no limit.
+    """
     import torch
     from megatron.core.transformer.enums import AttnMaskType
 
@@ -169,7 +189,7 @@ def _build_mask(
     if mask_type in (AttnMaskType.causal, AttnMaskType.padding_causal):
         keep = distance >= 0
     if window is not None:
-        before, after = window  # -1: no limit on that side
+        before, after = window
         is_near = torch.ones_like(distance, dtype=torch.bool)
         if before >= 0:
             is_near &= distance <= before

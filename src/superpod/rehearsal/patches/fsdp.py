@@ -27,7 +27,7 @@ def _patch_mesh() -> None:
 
 
 class _ScaledSum:
-    """A reduction that multiplies by `factor` before it sums."""
+    """A reduction operation that multiplies by `factor` before the sum, like NCCL's PREMUL_SUM."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

@@ -1,4 +1,4 @@
-"""Switches off settings that need a GPU while a configuration is built, and records them."""
+"""Switches off the settings of a TransformerConfig that need a GPU, and records them."""
 
 from __future__ import annotations
 
@@ -51,17 +51,18 @@ dropped: dict[str, object] = {}
 
 
 def switch_off_gpu_only(config: TransformerConfig) -> None:
-    """Set the GPU-only fields of a TransformerConfig to their neutral values, and record them in ``dropped``."""
+    """Set the GPU-only fields of a TransformerConfig to the values in ``GPU_ONLY``, and record them in ``dropped``."""
     for name, (neutral, _) in GPU_ONLY.items():
-        _replace(config, name, neutral)
+        _switch_off(config, name, neutral)
     if config.moe_token_dispatcher_type == "flex":  # DeepEP's dispatcher
-        _replace(config, "moe_token_dispatcher_type", "alltoall")
+        _switch_off(config, "moe_token_dispatcher_type", "alltoall")
     modules = config.recompute_modules or []
     if "moe_act" in modules:  # Megatron supports its recomputation only with grouped GEMM
-        _replace(config, "recompute_modules", [name for name in modules if name != "moe_act"])
+        _switch_off(config, "recompute_modules", [name for name in modules if name != "moe_act"])
 
 
-def _replace(config: TransformerConfig, name: str, neutral: object) -> None:
+def _switch_off(config: TransformerConfig, name: str, neutral: object) -> None:
+    """Set a field to its value in a rehearsal; if the recipe's value differs, record it in ``dropped``."""
     value = getattr(config, name, neutral)
     if value not in (neutral, None):
         dropped[name] = value
@@ -97,7 +98,7 @@ def _patch_pipeline_outputs() -> None:
     original = TransformerConfig.__post_init__
 
     def post_init(self: TransformerConfig) -> None:
-        _replace(self, "deallocate_pipeline_outputs", False)
+        _switch_off(self, "deallocate_pipeline_outputs", False)
         original(self)
 
     replace(TransformerConfig, __post_init__=post_init)

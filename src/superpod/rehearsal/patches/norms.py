@@ -1,4 +1,4 @@
-"""Replaces Megatron-Core's torch norm (megatron/core/transformer/torch_norm.py); has TE's names and attributes."""
+"""Replaces Megatron-Core's torch norm (transformer/torch_norm.py) by one with TE's parameter names and attributes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _patch_torch_norm() -> None:
     def new(_cls: type, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
         if config.normalization == "L2Norm":
             return L2Norm(hidden_size, eps)
-        return norm_class()(config, hidden_size, eps)
+        return create_norm_class()(config, hidden_size, eps)
 
     replace(WrappedTorchNorm, __new__=new)
 
 
-def norm_class() -> type[torch.nn.Module]:
+def create_norm_class() -> type[torch.nn.Module]:
     """Create a norm class with TE's parameter names and attributes: ``weight`` and, for LayerNorm, ``bias``."""
     import torch
 
@@ -47,7 +47,7 @@ def norm_class() -> type[torch.nn.Module]:
 
 
 def add_norm_parameters(module: torch.nn.Module, config: TransformerConfig, hidden_size: int, *, prefix: str) -> None:
-    """Add the parameters of a norm to ``module``, with TE's names and attributes."""
+    """Add the parameters of a norm to ``module``, with TE's attributes and names after ``prefix``."""
     import torch
 
     fill = torch.zeros if config.layernorm_zero_centered_gamma else torch.ones
@@ -61,7 +61,7 @@ def add_norm_parameters(module: torch.nn.Module, config: TransformerConfig, hidd
 def normalize(
     x: torch.Tensor, config: TransformerConfig, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Apply the norm that ``config`` names, RMSNorm or LayerNorm, over the last dimension of ``x``."""
+    """Apply RMSNorm or LayerNorm (``config.normalization``) to the last dimension of ``x``."""
     import torch.nn.functional as F
 
     if config.layernorm_zero_centered_gamma:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 
-def fused_adam_class() -> type:
-    """Create an AdamW class that keeps ``step`` in its parameter group, as TE's and Apex's FusedAdam do."""
+def create_fused_adam_class() -> type:
+    """Create an AdamW class that stores ``step`` in the parameter group, like TE's and Apex's FusedAdam."""
     import torch
 
     class FusedAdam(torch.optim.Optimizer):
@@ -51,14 +51,17 @@ def fused_adam_class() -> type:
 
 
 def update(
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    state: dict[str, Any],
-    group: dict[str, Any],
-    *,
-    decoupled: bool,
+    parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any], *, decoupled: bool
 ) -> None:
-    """Apply one step of AdamW (`decoupled`: weights decay directly) or Adam (the decay is added to the gradient)."""
+    """Apply one step of Adam to a parameter in place.
+
+    Args:
+        parameter: the parameter.
+        gradient: its gradient.
+        state: `exp_avg` and `exp_avg_sq`, which are updated in place.
+        group: the parameter group with learning rate, betas, `step` and others.
+        decoupled: apply weight decay to the parameter (AdamW) instead of the gradient.
+    """
     beta1, beta2 = group["betas"]
     correct1 = correct2 = 1.0
     if group["bias_correction"]:
@@ -84,7 +87,7 @@ def _patch_fused_adam() -> None:
     import megatron.core.optimizer as optimizer
     from megatron.core.optimizer import distrib_optimizer
 
-    adam = fused_adam_class()
+    adam = create_fused_adam_class()
     replace(optimizer, Adam=adam, USING_PYTORCH_OPTIMIZER=False)
     replace(distrib_optimizer, Adam=adam, HAVE_APEX_OR_TE=True, USING_APEX_OPTIMIZER=True)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from superpod.rehearsal.patches.registry import patch, rebind, replace
+from superpod.rehearsal.patches.torch_cuda import get_rng_state, set_rng_state
 
 if TYPE_CHECKING:
-    import torch
     from megatron.core.tensor_parallel.random import CheckpointWithoutOutput, CudaRNGStatesTracker
 
 
@@ -24,12 +24,6 @@ def _patch_rng_tracker() -> None:
 
     generator = torch.default_generator
 
-    def get_state(*_: object, **__: object) -> torch.Tensor:
-        return generator.get_state()
-
-    def set_state(state: torch.Tensor, *_: object, **__: object) -> None:
-        generator.set_state(state)
-
     @contextlib.contextmanager
     def fork(self: CudaRNGStatesTracker, name: str = random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
         outer_state = generator.get_state()
@@ -40,8 +34,8 @@ def _patch_rng_tracker() -> None:
             self.states_[name] = generator.get_state()
             generator.set_state(outer_state)
 
-    rebind(random, "_get_cuda_rng_state", get_state)
-    rebind(random, "_set_cuda_rng_state", set_state)
+    rebind(random, "_get_cuda_rng_state", get_rng_state)
+    rebind(random, "_set_cuda_rng_state", set_rng_state)
     replace(random.CudaRNGStatesTracker, fork=fork)
 
 

@@ -30,10 +30,11 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Patch:
-    """A named change of torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
+    """A change of torch, Megatron or NeMo that is needed without a GPU."""
 
     name: str
     target: str
+    """The functions and classes that it changes."""
     reason: str
     apply: Callable[[], None]
 
@@ -43,7 +44,10 @@ _decided: set[str] = set()  # applied or excluded; a later install() changes nei
 
 
 def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Register the decorated function as the patch ``name`` of ``target``; it runs once, in ``install``."""
+    """Return a decorator that registers a function as the patch ``name``, which ``install`` applies once.
+
+    ``target`` (the functions and classes that it changes) and ``reason`` are for docs/rehearsal.md.
+    """
 
     def register(apply: Callable[[], None]) -> Callable[[], None]:
         if name in _patches and _patches[name].apply.__module__ != apply.__module__:
@@ -55,15 +59,18 @@ def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None
 
 
 def patches() -> tuple[Patch, ...]:
-    """Return every patch in the order of application. Imports neither torch nor NeMo."""
+    """Return all patches in the order of application. Imports neither torch nor NeMo."""
     modules = [importlib.import_module(f"{__package__}.{name}").__name__ for name in MODULES]
     return tuple(sorted(_patches.values(), key=lambda registered: modules.index(registered.apply.__module__)))
 
 
 def install(*, without: frozenset[str] = frozenset()) -> None:
-    """Apply every patch once, except those named in ``without`` (for tests), which later calls do not apply, either.
+    """Apply every patch once in this process, before or after NeMo is imported.
 
-    Works before and after NeMo is imported. Does nothing on a machine with a GPU, where the real kernels must run.
+    Does nothing on a machine with a GPU, where the real kernels must run.
+
+    Args:
+        without: names of patches that neither this nor a later call applies, for tests.
 
     Raises:
         ValueError: ``without`` contains an unknown name.
@@ -86,10 +93,10 @@ def install(*, without: frozenset[str] = frozenset()) -> None:
 
 
 def replace(owner: ModuleType | type, **new: object) -> None:
-    """Replace attributes of a module or class.
+    """Replace existing attributes of a module or class.
 
     Raises:
-        AttributeError: this version of the library lacks the name, so that the patch would have no effect.
+        AttributeError: the attribute does not exist in this version of the library: the patch would have no effect.
     """
     for name, value in new.items():
         getattr(owner, name)
@@ -97,15 +104,15 @@ def replace(owner: ModuleType | type, **new: object) -> None:
 
 
 def define(owner: ModuleType, **new: object) -> None:
-    """Set attributes that may not exist: names that a module defines only if Transformer Engine is installed."""
+    """Set attributes that a module may lack, because it defines them only if Transformer Engine is installed."""
     for name, value in new.items():
         setattr(owner, name, value)
 
 
 def rebind(owner: ModuleType, name: str, replacement: object) -> None:
-    """Set ``owner.name`` to ``replacement``, also in every module that has executed ``from owner import name``.
+    """Set ``owner.name`` to ``replacement``, and also the copies in modules that executed ``from owner import name``.
 
-    Such copies exist because nemo_run imports NeMo before our entry point in a torchrun child.
+    Such copies exist because nemo_run imports NeMo before ``rehearsal.entry`` in a torchrun child process.
     """
     old_attribute = getattr(owner, name)
     for module_name, module in list(sys.modules.items()):

@@ -23,17 +23,13 @@ def format_tables() -> str:
 
 
 def update_tables(text: str) -> str:
-    """Return ``text`` with updated tables."""
+    """Return the text of docs/rehearsal.md with the current tables."""
     return result_files.replace_section(text, BEGIN, END, format_tables())
 
 
-def _main(arguments: list[str]) -> None:
-    if arguments[:1] == ["--write"]:
-        page = Path(arguments[1])
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--write"]:
+        page = Path(sys.argv[2])
         page.write_text(update_tables(page.read_text()))
     else:
         print(format_tables())
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])

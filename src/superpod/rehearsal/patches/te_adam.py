@@ -11,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from superpod.errors import UserError
 from superpod.rehearsal.patches.optimizer import update
 from superpod.rehearsal.patches.registry import patch, replace
 from superpod.rehearsal.te import source
@@ -22,18 +21,9 @@ if TYPE_CHECKING:
 PACKAGE = "transformer_engine.pytorch.optimizers"
 
 
-def is_available() -> bool:
-    """Return whether Transformer Engine's Python package is installed."""
-    try:
-        source.find_folder()
-    except UserError:
-        return False
-    return True
-
-
 @cache
-def adam_class() -> Any:
-    """Return Transformer Engine's FusedAdam, with its own states, data types and checkpoints.
+def load_adam_class() -> Any:
+    """Load Transformer Engine's class FusedAdam, with its own states, data types and checkpoints.
 
     Raises:
         UserError: Transformer Engine's Python package is not installed.
@@ -51,8 +41,11 @@ def adam_class() -> Any:
 
 
 @contextmanager
-def _provide_modules(**of_optimizers: Any) -> Iterator[None]:
-    """Provide the modules that fused_adam.py imports, within the block only."""
+def _provide_modules(**optimizers: Any) -> Iterator[None]:
+    """Define the modules that fused_adam.py imports, within the block only.
+
+    `optimizers`: attributes of the module `transformer_engine.pytorch.optimizers`.
+    """
     kernels = {f"multi_tensor_adam{kind}": None for kind in ("_fp8", "_capturable", "_capturable_master")}
     contents: dict[str, dict[str, Any]] = {
         "transformer_engine": {},
@@ -62,7 +55,7 @@ def _provide_modules(**of_optimizers: Any) -> Iterator[None]:
             "Float8Tensor": type("Float8Tensor", (), {}),
             "Float8Quantizer": type("Float8Quantizer", (), {}),
         },
-        PACKAGE: of_optimizers,
+        PACKAGE: optimizers,
         "transformer_engine_torch": {
             **kernels,
             "multi_tensor_adam": _adam,
@@ -79,7 +72,10 @@ def _provide_modules(**of_optimizers: Any) -> Iterator[None]:
 
 
 def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
-    """Apply one step to [gradients, parameters, first moments, second moments] and, if given, FP32 parameters."""
+    """Apply one Adam step to `lists`: gradients, parameters, first and second moments, and possibly FP32 parameters.
+
+    Replaces TE's kernel multi_tensor_adam; `settings` are the arguments of `_parameter_group`.
+    """
     gradients, parameters, first, second, *more = lists
     masters = more[0] if more else parameters
     group, decoupled = _parameter_group(*settings)
@@ -90,7 +86,10 @@ def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *setting
 
 
 def _adam_with_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
-    """Apply `_adam` to FP32 parameters that are stored as BF16 and 16 more bits (TE 2.9.0, multi_tensor/adam.cu)."""
+    """Apply one Adam step to FP32 parameters that are stored as BF16 parameters and a remainder of 16 bits.
+
+    Replaces TE's kernel multi_tensor_adam_param_remainder (TE 2.9.0, multi_tensor/adam.cu).
+    """
     group, decoupled = _parameter_group(*settings)
     for gradient, parameter, m, v, remainder in zip(*lists, strict=True):
         master = join(parameter, remainder)
@@ -101,13 +100,16 @@ def _adam_with_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Te
 def _parameter_group(
     lr: float, beta1: float, beta2: float, eps: float, step: int, decoupled: int, corrects: int, decay: float
 ) -> tuple[dict[str, Any], bool]:
-    """Return the parameter group for the settings of a kernel, and whether the weights decay directly."""
+    """Return the optimizer's parameter group for the arguments of a kernel, and whether it is AdamW (`decoupled`)."""
     moments = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": decay}
     return moments | {"step": step, "bias_correction": bool(corrects)}, bool(decoupled)
 
 
 def join(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Join an FP32 parameter from BF16 (upper 16 bits, rounded up if the remainder is negative) and the remainder."""
+    """Return the FP32 parameter of a BF16 parameter and the remainder, its lower 16 bits as int16.
+
+    The BF16 parameter is rounded up if the remainder is negative.
+    """
     import torch
 
     upper_bits = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
@@ -116,7 +118,7 @@ def join(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
 
 
 def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.Tensor) -> None:
-    """Split an FP32 parameter into its two halves: the inverse of `join`."""
+    """Write an FP32 parameter (`master`) to a BF16 parameter and its remainder: the inverse of `join`."""
     import torch
 
     bits = master.view(torch.int32)
@@ -143,8 +145,8 @@ def _patch_te_adam() -> None:
         return optimizer.Adam is not plain_adam
 
     def post_init(self: Any) -> None:
-        precise = self.use_precision_aware_optimizer and not self.optimizer_cpu_offload and is_available()
-        adam = adam_class() if precise else plain_adam
+        precise = self.use_precision_aware_optimizer and not self.optimizer_cpu_offload and source.is_installed()
+        adam = load_adam_class() if precise else plain_adam
         for module in (optimizer, distrib_optimizer):
             replace(module, Adam=adam)
         with _provide_modules(FusedAdam=adam):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 
-def layer_norm_linear_class() -> type[torch.nn.Module]:
-    """Create TELayerNormColumnParallelLinear in torch: the linear layer contains the parameters of the norm."""
+def create_layer_norm_linear_class() -> type[torch.nn.Module]:
+    """Create a torch version of TELayerNormColumnParallelLinear: a linear layer that contains a norm's parameters."""
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 
     from superpod.rehearsal.patches.norms import add_norm_parameters, normalize
@@ -29,7 +29,7 @@ def layer_norm_linear_class() -> type[torch.nn.Module]:
         def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kw: Any) -> None:
             super().__init__(input_size, output_size, config=config, **kw)
             self.epsilon = config.layernorm_epsilon
-            self.return_layernorm_output = False  # TE's switch: an adapter needs the input of the linear layer
+            self.return_layernorm_output = False  # as in TE; adapters set it, because they need the norm's output
             add_norm_parameters(self, config, input_size, prefix="layer_norm_")
 
         def forward(self, x: torch.Tensor, *args: Any, **kw: Any) -> tuple[Any, torch.Tensor | None]:
@@ -41,10 +41,10 @@ def layer_norm_linear_class() -> type[torch.nn.Module]:
     return LayerNormColumnParallelLinear
 
 
-def linear_class() -> type[torch.nn.Module]:
-    """Create TELinear in torch, for latent attention (megatron/core/transformer/multi_latent_attention.py).
+def create_linear_class() -> type[torch.nn.Module]:
+    """Create a torch version of TELinear for latent attention, where every tensor-parallel rank holds the full matrix.
 
-    Every tensor-parallel rank holds the full matrix.
+    Source: megatron/core/transformer/multi_latent_attention.py.
     """
     import torch
 
@@ -68,32 +68,36 @@ def linear_class() -> type[torch.nn.Module]:
             if config.perform_initialization:
                 init_method(weight)  # with the RNG state that all ranks share
             weight.allreduce = True
-            weight.sequence_parallel = config.sequence_parallel  # with it, Megatron sums the gradient over the ranks
+            weight.sequence_parallel = config.sequence_parallel  # Megatron sums the gradient over TP where it is set
             self.weight: torch.nn.Parameter = weight
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
             return torch.nn.functional.linear(x, self.weight), None
 
         def get_extra_state(self) -> None:
-            """Return None, so that the checkpoint contains the key: TE's layers store FP8 scales there."""
+            """Return None, so that a checkpoint contains the key under which TE's layers store FP8 scales."""
 
         def set_extra_state(self, state: object) -> None:
-            """Ignore the FP8 scales of a GPU run."""
+            """Ignore the FP8 scales in a checkpoint of a GPU run."""
 
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: object = None
         ) -> dict[str, Any]:
             from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
-            return make_sharded_tensors_for_checkpoint(
-                self.state_dict(prefix="", keep_vars=True), prefix, {}, sharded_offsets
-            )
+            state = self.state_dict(prefix="", keep_vars=True)
+            return make_sharded_tensors_for_checkpoint(state, prefix, {}, sharded_offsets)
 
     return Linear
 
 
-def spec_provider_class(fused: type, linear: type) -> type:
-    """Create Megatron's spec provider (megatron/core/models/backends.py) with TE's structure and local modules."""
+def create_spec_provider_class(fused: type, linear: type) -> type:
+    """Create a spec provider (megatron/core/models/backends.py) with TE's structure and modules of Megatron-Core.
+
+    Args:
+        fused: class of the linear layers that contain a norm.
+        linear: class of the linear layers that are duplicated on all ranks.
+    """
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.mlp import MLPSubmodules
@@ -130,8 +134,8 @@ def _patch_te_layers() -> None:
     from megatron.core.transformer import multi_latent_attention, multi_token_prediction
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-    linear = linear_class()
-    provider = spec_provider_class(layer_norm_linear_class(), linear)
+    linear = create_linear_class()
+    provider = create_spec_provider_class(create_layer_norm_linear_class(), linear)
     define(multi_latent_attention, TELinear=linear)  # it tests for this class to duplicate the matrix on all ranks
     for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
         define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # TESpecProvider is undefined without TE
@@ -160,7 +164,7 @@ def _patch_te_classes() -> None:
         "TENorm": WrappedTorchNorm,
         "TEColumnParallelLinear": ColumnParallelLinear,
         "TERowParallelLinear": RowParallelLinear,
-        "TELayerNormColumnParallelLinear": layer_norm_linear_class(),
+        "TELayerNormColumnParallelLinear": create_layer_norm_linear_class(),
         "TEDotProductAttention": DotProductAttention,
     }
     for name, stand_in in stand_ins.items():
@@ -170,10 +174,10 @@ def _patch_te_classes() -> None:
 
 
 def _redefine_mocks(module_name: str) -> None:
-    """Replace mocks in a loaded module, which ``class X(mock)`` created, by real classes.
+    """Replace the mocks that ``class X(mock)`` created in a loaded module by real classes.
 
-    The module is executed again as a copy, and only the mocks are replaced: the other classes must keep their identity,
-    because recipes already refer to them.
+    The module is executed again as a copy, and only the mocks are replaced, because recipes may already refer to the
+    other classes.
     """
     module = sys.modules.get(module_name)
     if module is None:

@@ -48,7 +48,10 @@ class _Event:
 
 
 def _return_constant(value: T) -> Callable[..., T]:
-    """Create a function that returns `value`; a new one per call, because torch._dynamo rejects one with two names."""
+    """Create a function that ignores its arguments and returns `value`.
+
+    Each replaced function gets a new one, because torch._dynamo rejects a function with two names.
+    """
     return lambda *_, **__: value
 
 
@@ -150,16 +153,22 @@ def _patch_literals() -> None:
 def _patch_rng() -> None:
     import torch
 
-    generator = torch.default_generator
-
-    def get_state(*_: object, **__: object) -> torch.Tensor:
-        return generator.get_state()
-
-    def set_state(state: torch.Tensor, *_: object, **__: object) -> None:
-        generator.set_state(state)
-
     def seed(value: int) -> None:
-        generator.manual_seed(int(value))
+        torch.default_generator.manual_seed(int(value))
 
     for module in (torch.cuda, torch.cuda.random):
-        replace(module, get_rng_state=get_state, set_rng_state=set_state, manual_seed=seed)
+        replace(module, get_rng_state=get_rng_state, set_rng_state=set_rng_state, manual_seed=seed)
+
+
+def get_rng_state(*_: object, **__: object) -> torch.Tensor:
+    """Return the state of the CPU's generator, for any GPU."""
+    import torch
+
+    return torch.default_generator.get_state()
+
+
+def set_rng_state(state: torch.Tensor, *_: object, **__: object) -> None:
+    """Set the state of the CPU's generator, for any GPU."""
+    import torch
+
+    torch.default_generator.set_state(state)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from superpod.nemo2.validation.reading import class_name
 from superpod.planner.layout import PARALLEL_SIZES
 
 if TYPE_CHECKING:
@@ -19,32 +20,32 @@ if TYPE_CHECKING:
     from nemo.lightning import MegatronStrategy
     from nemo_run import Partial
 
-# Vocabulary size of Llama 3, for a recipe whose vocabulary size is unknown on this machine: NeMo's own recipes take it
-# from a tokenizer, and have none with mock data. The parameter counts of other models then differ accordingly.
 DEFAULT_VOCAB = 128_256
+"""Vocabulary size of Llama 3, for a recipe without a tokenizer on this machine, such as NeMo's recipes with mock data.
+The parameter counts of other models then differ accordingly."""
 
-# Megatron sets these when it builds a model, and then rejects a different attention backend (ModelParallelConfig).
+# Megatron sets these variables when it builds a model, and then rejects a model with another attention backend.
 NVTE = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
 def dry_build(
     recipe: Partial, rank: int, world_size: int, *, vocab_size: int | None = None, step: bool = False
 ) -> list[int]:
-    """Build the Megatron model that ``rank`` of ``world_size`` holds, and count the parameters of each model chunk.
+    """Build the Megatron model of a rank on the meta device, and return the parameters of each model chunk.
 
-    The recipe's own NeMo configuration and strategy build the model on the meta device, inside a fake process
-    group. Megatron's own checks are executed, nothing is allocated, and the state of the process is restored.
+    The recipe's own NeMo configuration and strategy build the model in a fake process group. Megatron's own checks are
+    executed, nothing is allocated, and the state of the process is restored.
 
     Args:
         recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``.
         rank: global rank, 0-based.
-        world_size: GPUs of the run, which may differ from the trainer of the recipe.
+        world_size: GPUs of the run, which may differ from the recipe's number of GPUs.
         vocab_size: vocabulary size before padding. Default: ``vocab_size`` of the configuration, else the size of the
             tokenizer if its files are on this machine, else ``DEFAULT_VOCAB``.
-        step: also run Megatron's schedule of a step, with the recipe's batch on ``world_size`` GPUs.
+        step: also run Megatron's pipeline schedule for a step, with the recipe's batch on ``world_size`` GPUs.
 
     Returns:
-        One count per virtual pipeline stage (one element without virtual stages), in order, including adapters.
+        The number of parameters of each model chunk, including adapters; without virtual stages, one element.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Megatron or NeMo rejects the layout.
@@ -67,7 +68,7 @@ def dry_build(
 
 
 def build_cpu_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
-    """Return the configuration from `connect_model` without the settings that need a GPU."""
+    """Return the model configuration of a recipe, with the strategy's layout and without settings that need a GPU."""
     from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
 
     config = connect_model(recipe, strategy, optimizer=False).config
@@ -78,9 +79,12 @@ def build_cpu_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
 
 
 def connect_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: bool = True) -> GPTModel:
-    """Build NeMo's module and connect it to the strategy, which sets the layout and precision in its configuration.
+    """Build NeMo's model, and connect it to the strategy, which sets layout and precision in the model's configuration.
 
-    `optimizer`: also connect the recipe's optimizer, which requires Transformer Engine for moments below FP32.
+    Args:
+        recipe: a ``run.Partial``.
+        strategy: the strategy of the recipe's trainer, already built.
+        optimizer: also connect the recipe's optimizer, which requires Transformer Engine for moments below FP32.
     """
     import fiddle as fdl
 
@@ -90,7 +94,7 @@ def connect_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: boo
     built: Any = fdl.build(model)
     plugins = getattr(recipe.trainer, "plugins", None)
     for plugin in plugins if isinstance(plugins, list) else [plugins]:
-        if plugin is not None and "Precision" in fdl.get_callable(plugin).__name__:
+        if "Precision" in class_name(plugin):
             strategy.precision_plugin = fdl.build(plugin)
     configured = getattr(recipe, "optim", None)
     if optimizer and configured is not None:
@@ -103,7 +107,7 @@ def connect_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: boo
 def build_chunks(
     recipe: Partial, config: GPTConfig, *, vocab_size: int | None = None, default_vocab: int = DEFAULT_VOCAB
 ) -> Iterator[MegatronModule]:
-    """Build the virtual stages that this rank holds, in order, with the recipe's adapters, on the meta device.
+    """Yield the model chunks of this rank of Megatron's parallel state, with adapters, built on the meta device.
 
     Args:
         recipe: a ``run.Partial``.
@@ -127,6 +131,14 @@ def count_parameters(chunk: MegatronModule) -> int:
 
 
 def _build_chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any = None) -> MegatronModule:
+    """Build a model chunk on the meta device.
+
+    Args:
+        config: the model configuration.
+        tokenizer: an object with the field `vocab_size`.
+        stage: number of the chunk on this rank, from 0.
+        peft: NeMo's PEFT object, which adds adapters, or None.
+    """
     import torch
     from megatron.core import parallel_state
     from nemo.collections.llm.fn import walk
@@ -147,7 +159,7 @@ def _build_chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft
 
 @contextlib.contextmanager
 def fake_ranks(rank: int, world_size: int, *, te_rng_tracker: bool = False, **layout: Any) -> Iterator[None]:
-    """Initialize Megatron's parallel state for ``rank`` within the block, with a fake process group.
+    """Initialize Megatron's parallel state for one rank of a fake process group within the block.
 
     Args:
         rank: global rank, 0-based.
@@ -198,7 +210,7 @@ def get_degrees(strategy: MegatronStrategy) -> dict[str, Any]:
 
 
 def get_tokenizer_vocab(recipe: Partial) -> int | None:
-    """Return the vocabulary size of the recipe's tokenizer; None if it has none or is not on this machine."""
+    """Return the vocabulary size of the recipe's tokenizer; None without a tokenizer or its files on this machine."""
     import fiddle as fdl
 
     for owner in (getattr(recipe, "data", None), recipe.model):
@@ -214,7 +226,7 @@ def get_tokenizer_vocab(recipe: Partial) -> int | None:
 
 @contextlib.contextmanager
 def _disable_network() -> Iterator[None]:
-    """Let the libraries of Hugging Face read only their cache, because they would retry the network for minutes."""
+    """Restrict Hugging Face's libraries to their cache within the block; they would retry the network for minutes."""
     from huggingface_hub import constants
     from transformers.utils import hub
 

@@ -13,30 +13,28 @@ from superpod.rehearsal.proof.resolved import stages
 Counts = list[list[int]]
 """For each pipeline rank that was built, the parameters of each model chunk."""
 Planned = list[int] | str
-"""The planner's counts for each pipeline rank that is built ([] if they are not exact), or why it has none."""
+"""The planner's parameter count of each pipeline rank that is built ([] if they are not exact), or an error message."""
 APPROXIMATE_TOLERANCE = 0.02
-"""Allowed relative difference for models that are planned approximately (`ModelShape.approximate`): The bias
+"""Allowed relative difference for models that are planned approximately (`ModelShape.approximate`). The bias
 of T5's output layer is 0.01 %, Hyena's filters are 0.02 %, the dense layer of BERT's head is 0.6 %, and E5's pooler,
 which each of 4 tensor-parallel ranks holds completely, is 1.2 %. For other models, the counts must be equal."""
 
 
 class Counter:
-    """Caches the planner's counts, which thousands of sizes share."""
+    """Caches the planner's parameter counts, which thousands of sizes share."""
 
     def __init__(self) -> None:
         self._planned: dict[object, Planned] = {}
 
     def count(self, recipe: Recipe, job: PlannedJob) -> Planned:
-        """Return the planner's counts for a recipe."""
-        if recipe.task in ADAPTERS and not _counts_adapters_exactly(recipe.task, job.model):
-            return []
+        """Return the planner's parameter counts for a job of a recipe."""
         key = (recipe.model.name, recipe.task, job.split, job.layout.replace(gbs=1), job.gpus)
         if key not in self._planned:
             self._planned[key] = _count(recipe.task, job)
         return self._planned[key]
 
     def find_difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str | None:
-        """Return the difference between the planner's counts and the built model, or None if they are equal."""
+        """Return an error if the planner's counts differ from the parameters of the built model, or None."""
         planned = self.count(recipe, job)
         if isinstance(planned, str):
             return planned
@@ -49,25 +47,25 @@ class Counter:
 
 
 def is_different(model: models.ModelShape, real: int, count: int) -> bool:
-    """Return whether the planner's count differs from a built rank's count by more than the tolerance."""
+    """Return whether the planner's parameter count of a rank differs from the real one by more than the tolerance."""
     return abs(count - real) > tolerance(model) * real
 
 
 def tolerance(model: models.ModelShape) -> float:
-    """Return the allowed relative difference between the planner's count and a built rank."""
+    """Return the allowed relative difference between the planner's and the real parameter count of a rank."""
     return APPROXIMATE_TOLERANCE if model.approximate else 0.0
 
 
 def planned_counts(task: str, job: PlannedJob) -> list[int]:
-    """Return the planner's counts for the first, a middle and the last pipeline rank; [] if they are not exact."""
-    if task in ADAPTERS and not _counts_adapters_exactly(task, job.model):
-        return []
+    """Return the planner's parameters of the first, a middle and the last pipeline rank; [] if they are not exact."""
     counts = _count(task, job)
     return [] if isinstance(counts, str) else counts
 
 
 def _count(task: str, job: PlannedJob) -> Planned:
-    """Return the planner's counts for each pipeline rank that is built, or the reason why it has none."""
+    """Return the planner's parameters of each pipeline rank that is built, or an error; [] if they are not exact."""
+    if task in ADAPTERS and not _counts_adapters_exactly(task, job.model):
+        return []
     adapters = _count_adapters(job) if task in ADAPTERS else [0] * job.layout.pp
     try:
         return [
@@ -79,9 +77,9 @@ def _count(task: str, job: PlannedJob) -> Planned:
 
 
 def _counts_adapters_exactly(task: str, model: models.ModelShape) -> bool:
-    """Return whether the planner's count of adapters is exact.
+    """Return whether the planner counts the parameters of adapters exactly.
 
-    It averages over the projections of latent attention and over layers of different widths, and it omits DoRA's
+    It averages over the projections of latent attention and over layers of different widths, and omits DoRA's
     magnitude per output.
     """
     return task == "lora" and not (model.kv_lora or model.runs)

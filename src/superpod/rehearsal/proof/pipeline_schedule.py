@@ -24,7 +24,7 @@ MAX_GROUPS = 4
 """Maximum number of micro-batch groups of an interleaved schedule. Warm-up takes 2 (PP - 1) + (VP - 1) x group chunks,
 which is less than three groups, and then the order repeats with each group: further groups execute the same code."""
 RESULTS: dict[tuple[Any, ...], set[str]] = {}
-"""Cached results of the distinct schedules; thousands of configurations share a few hundred schedules."""
+"""Cached results of `run` by all inputs of a schedule; thousands of configurations share a few hundred schedules."""
 
 
 class Batch(NamedTuple):
@@ -32,7 +32,9 @@ class Batch(NamedTuple):
 
     micro: int
     total: int
+    """Global batch size."""
     rampup: list[int] | None = None
+    """Megatron's `rampup_batch_size`: start, increment, samples."""
 
     @classmethod
     def from_data(cls, data: Any) -> Batch:
@@ -49,7 +51,7 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
         batch: the batch sizes.
 
     Returns:
-        The schedule and its communication, as lines for a digest.
+        Lines with the schedule's name and its communication, for a digest.
 
     Raises:
         AssertionError, IndexError, RuntimeError, ValueError: Megatron rejects the schedule.
@@ -57,26 +59,24 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     """
     from megatron.core import parallel_state as state
 
-    steps = micro_batches(batch)
-    chunks = config.virtual_pipeline_model_parallel_size or 1
+    full_count = micro_batches(batch)
+    vp = config.virtual_pipeline_model_parallel_size
     pp = state.get_pipeline_model_parallel_world_size()
     group = config.microbatch_group_size_per_vp_stage or pp
-    count = reduce_micro_batches(
-        steps, pp, group, is_interleaved=config.virtual_pipeline_model_parallel_size is not None
-    )
+    count = reduce_micro_batches(full_count, pp, group, is_interleaved=vp is not None)
     if config.num_microbatches_with_partial_activation_checkpoints is not None:
-        count = steps
+        count = full_count
     fields = [str(getattr(config, name, None)) for name in _schedule_fields()]
+    chunks = vp or 1
     key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *fields, *_overlaps(ddp))
     if key not in RESULTS:
         try:
             RESULTS[key] = _run(config, ddp, count, chunks)
         except Exception:
-            if count == steps:
+            if count == full_count:
                 raise
-            RESULTS[key] = _run(
-                config, ddp, steps, chunks
-            )  # so that the error contains the real number of micro-batches
+            # So that the error contains the real number of micro-batches.
+            RESULTS[key] = _run(config, ddp, full_count, chunks)
     return RESULTS[key]
 
 
@@ -84,7 +84,7 @@ def micro_batches(batch: Batch) -> int:
     """Return the number of micro-batches per step and rank, from Megatron's own calculator.
 
     Raises:
-        AssertionError: the batch is not divisible.
+        AssertionError: the global batch is not a multiple of the micro-batch times the data-parallel size.
     """
     from megatron.core import num_microbatches_calculator as calculator
     from megatron.core import parallel_state as state
@@ -93,21 +93,21 @@ def micro_batches(batch: Batch) -> int:
     return build(1, batch.rampup, batch.total, batch.micro, state.get_data_parallel_world_size(), False).get()
 
 
-def reduce_micro_batches(steps: int, pp: int, group: int, *, is_interleaved: bool) -> int:
-    """Return a smaller number of micro-batches with which a schedule executes the same code as with `steps`.
+def reduce_micro_batches(count: int, pp: int, group: int, *, is_interleaved: bool) -> int:
+    """Return the smallest number of micro-batches with which a schedule executes the same code as with `count`.
 
     Without interleaving, a rank has at most PP - 1 warm-up micro-batches, and all following ones are treated equally.
     With interleaving, the order repeats with every group, and the incomplete last group is kept.
 
     Examples:
-        >>> [reduce_micro_batches(steps, pp=8, group=8, is_interleaved=False) for steps in (512, 6)]
+        >>> [reduce_micro_batches(count, pp=8, group=8, is_interleaved=False) for count in (512, 6)]
         [10, 6]
-        >>> [reduce_micro_batches(steps, pp=8, group=8, is_interleaved=True) for steps in (514, 18)]
+        >>> [reduce_micro_batches(count, pp=8, group=8, is_interleaved=True) for count in (514, 18)]
         [34, 18]
     """
     if not is_interleaved:
-        return min(steps, pp + 2)
-    groups, rest = divmod(steps, group)
+        return min(count, pp + 2)
+    groups, rest = divmod(count, group)
     return min(groups, MAX_GROUPS) * group + rest
 
 
@@ -121,24 +121,28 @@ def _schedule_fields() -> tuple[str, ...]:
 
 
 def _overlaps(ddp: Any) -> tuple[bool, ...]:
+    """Return the fields of a `DistributedDataParallelConfig` (or None) that select the hooks of a schedule."""
     names = ("overlap_grad_reduce", "align_grad_reduce", "overlap_param_gather", "align_param_gather")
     return tuple(bool(getattr(ddp, name, False)) for name in names)
 
 
 class _StopBeforeFirstStep(Exception):
-    """The checks of the schedule have passed; the following code requires a real model."""
+    """Ends a schedule whose checks have passed, because the following code requires a real model."""
 
 
 def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
-    """Run `count` micro-batches with tensors of one element, because no check of a schedule depends on their shapes."""
+    """Run a schedule with `count` micro-batches and `chunks` chunks; return lines with its name and communication.
+
+    The tensors have one element, because no check of a schedule depends on their shapes.
+    """
     from megatron.core import parallel_state as state
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
     config = copy.copy(config)
     config.timers, config.hidden_size = None, 1
     config.finalize_model_grads_func = None  # it would reduce real gradients
-    model = [_chunk(config, stage) for stage in range(chunks)]
-    _connect(config, ddp, model)
+    model = [_build_identity_chunk(config, stage) for stage in range(chunks)]
+    _set_hooks(config, ddp, model)
     tokens = config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
     schedule = get_forward_backward_func()
     with replace_device_functions(), communication.record_traffic() as traffic:
@@ -159,8 +163,8 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
     return {f"{schedule.__name__}: {pp} stages of {chunks}", *(f"schedule: {line}" for line in traffic.lines())}
 
 
-def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
-    """Set the hooks of NeMo in the configuration (megatron_parallel.py; _strategy_lib.py, setup_megatron_optimizer)."""
+def _set_hooks(config: Any, ddp: Any, model: list[Any]) -> None:
+    """Set the synchronization functions in the configuration, like NeMo's megatron_parallel.py and _strategy_lib.py."""
     from nemo.lightning.megatron_parallel import extract_ddp_funcs
 
     config.no_sync_func, config.grad_sync_func = extract_ddp_funcs(ddp, model)
@@ -176,8 +180,8 @@ def _forward_step(_data: Any, chunk: Any, *flags: Any, **given: Any) -> tuple[to
     return chunk(), lambda output: (output.sum(), {})
 
 
-def _chunk(config: Any, stage: int) -> Any:
-    """Create a model chunk that returns its input."""
+def _build_identity_chunk(config: Any, stage: int) -> Any:
+    """Return a model chunk that returns its input, for a virtual stage from 0."""
     import torch
     from megatron.core.enums import ModelType
 
@@ -208,22 +212,22 @@ def _chunk(config: Any, stage: int) -> Any:
 
 @contextlib.contextmanager
 def replace_device_functions() -> Iterator[None]:
-    """Replace the GPU functions that a step calls, except tensors: device, NVTX ranges, coalesced p2p operations."""
+    """Replace the functions of torch that need a GPU in a step: devices, NVTX ranges and coalesced p2p operations."""
     import torch
 
     with (
-        mock.patch.object(torch.cuda, "device", _NoDevice),
-        mock.patch.object(torch.distributed, "_coalescing_manager", _NoDevice),
-        mock.patch.object(torch.distributed.distributed_c10d, "_coalescing_manager", _NoDevice),
+        mock.patch.object(torch.cuda, "device", _NoOperation),
+        mock.patch.object(torch.distributed, "_coalescing_manager", _NoOperation),
+        mock.patch.object(torch.distributed.distributed_c10d, "_coalescing_manager", _NoOperation),
         mock.patch.object(torch.cuda.nvtx, "range_push"),
         mock.patch.object(torch.cuda.nvtx, "range_pop"),
-        mock.patch.object(torch.cuda.nvtx, "range", _NoDevice),
+        mock.patch.object(torch.cuda.nvtx, "range", _NoOperation),
     ):
         yield
 
 
-class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
-    """Replaces torch.cuda.device, an NVTX range and coalesced p2p operations."""
+class _NoOperation(contextlib.AbstractContextManager["_NoOperation"]):
+    """A context manager without effect, instead of torch.cuda.device, an NVTX range and coalesced p2p operations."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 

@@ -33,11 +33,12 @@ RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
 
 @dataclass(frozen=True)
 class Failure:
-    """A size that cannot start, and the reason."""
+    """A recipe that cannot start on a number of nodes."""
 
     recipe: str
     nodes: int
     why: str
+    """The reason."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Proof:
     standing: int = 0
     """Number of sizes that were not built, because the committed file contains a build of the same inputs."""
     left: int = 0
-    """Number of sizes that were resolved but not built, because of the limit `most`."""
+    """Number of sizes that were resolved but not built, because of the limit `max_builds`."""
 
 
 def prove(
@@ -91,8 +92,8 @@ def prove(
         workers: number of processes that build models, which take about 1.5 GiB each.
         note: called with an activity, the number of completed items and their total.
         saved_proof: content of the committed file; inputs that it contains are not built again. Default: build all.
-        max_builds: maximum number of configurations to build; combinations of parallelism that are new come first.
-            Default: all.
+        max_builds: maximum number of configurations to build; each combination of model, precision and parallelism is
+            built once before others repeat. Default: no limit.
 
     Raises:
         UserError: NeMo or Transformer Engine's Python package is not installed.
@@ -110,9 +111,8 @@ def prove(
             resolved_sizes = _resolve(run, faults)
             inputs = _digest_inputs(resolved_sizes, sizes, planned)
             # Models that are known to be broken are always built, to detect when they work again.
-            unchanged_sizes = proof_store.find_unchanged(
-                saved_proof or {}, {size: one for size, one in inputs.items() if not sizes[size].model.broken}
-            )
+            working_inputs = {size: digests for size, digests in inputs.items() if not sizes[size].model.broken}
+            unchanged_sizes = proof_store.find_unchanged(saved_proof or {}, working_inputs)
             to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged_sizes}
             outcomes = _build(run, to_build, max_builds)
     finally:
@@ -135,7 +135,13 @@ def prove(
 def _digest_inputs(
     digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned_jobs: Mapping[Size, PlannedJob]
 ) -> dict[Size, SizeDigests]:
-    """Return the digests of the facts and inputs (resolved configuration, expected counts) of each size."""
+    """Return the digests of each size's facts and inputs: resolved configuration and expected parameter counts.
+
+    Args:
+        digests: digest of the resolved configuration of each size.
+        sizes: recipe of each size.
+        planned_jobs: planned job of each size.
+    """
     counter = Counter()
     inputs: dict[Size, SizeDigests] = {}
     for size, digest in digests.items():
@@ -152,7 +158,7 @@ def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
 
 
 def find_refused(planned_jobs: Mapping[Size, PlannedJob]) -> list[Failure]:
-    """Return the jobs that are illegal or too large for their GPU, without building anything."""
+    """Return a failure for each job that is illegal or too large for its GPU, without building anything."""
     failures = []
     predictions = predict.many(list(planned_jobs.values()))
     for ((name, nodes), job), prediction in zip(planned_jobs.items(), predictions, strict=True):
@@ -167,8 +173,8 @@ class _Run:
     """The state of a proof in progress."""
 
     sizes: Mapping[Size, Recipe]
-    wanted: Mapping[Size, SizeKey]
-    """Sizes that the planner accepts."""
+    accepted: Mapping[Size, SizeKey]
+    """Keys of the sizes that the planner accepts."""
     cache: ProofCache
     proof: Proof
     pool: proof_pool.Workers
@@ -176,10 +182,13 @@ class _Run:
 
 
 def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
-    """Return the digest of every size whose configuration Megatron and NeMo accept; add the others to `faults`."""
+    """Resolve the configurations of all sizes that are not in the cache; return {size: digest}.
+
+    Sizes whose configuration Megatron or NeMo rejects are added to `faults` with the reason.
+    """
     cached_inputs = run.cache.resolved
-    keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.wanted}
-    missing_sizes = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in cached_inputs}
+    keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.accepted}
+    missing_sizes = {keys[size]: key for size, key in run.accepted.items() if keys[size] not in cached_inputs}
     run.proof.resolved_now = len(missing_sizes)
     for results in run.pool.run(rank_models.resolve_all, missing_sizes, RESOLVED_AT_ONCE):
         cached_inputs.update(results)
@@ -200,8 +209,8 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
 def _build(run: _Run, digests: Mapping[Size, str], max_builds: int | None) -> dict[Size, Outcome]:
     """Build the configurations that are not in the cache, at most `max_builds`; return the outcomes by size.
 
-    A digest does not include the number of GPUs. If a constructor reads it nevertheless (`Outcome.world`), the digest
-    is built at the world size of each of its sizes.
+    A digest does not include the number of GPUs. If a constructor reads it nevertheless (`Outcome.world`), the
+    configuration is built at the world size of each of its sizes.
     """
     cached_builds = run.cache.built
     worlds = {size: size[1] * run.sizes[size].gpus_per_node for size in digests}
@@ -209,22 +218,25 @@ def _build(run: _Run, digests: Mapping[Size, str], max_builds: int | None) -> di
     for size in sorted(digests, key=lambda size: (worlds[size], size)):
         smallest.setdefault(digests[size], size)
     if max_builds is not None:
-        new_sizes = _sort_by_variety(
-            {digest: size for digest, size in smallest.items() if digest not in cached_builds}, run.sizes
-        )
-        new_sizes = new_sizes[:max_builds]
-        smallest = {digest: size for digest, size in smallest.items() if digest in cached_builds or digest in new_sizes}
-    _build_missing(run, {digest: run.wanted[size] for digest, size in smallest.items()})
+        missing = {digest: size for digest, size in smallest.items() if digest not in cached_builds}
+        selected = _sort_by_variety(missing, run.sizes)[:max_builds]
+        smallest = {digest: size for digest, size in smallest.items() if digest in cached_builds or digest in selected}
+    _build_missing(run, {digest: run.accepted[size] for digest, size in smallest.items()})
     by_world = {digest for digest in smallest if cached_builds[digest].get("world")}
     measured_keys = {size: f"{digest} {worlds[size]}" for size, digest in digests.items() if digest in by_world}
-    _build_missing(run, {key: run.wanted[size] for size, key in measured_keys.items()})
+    _build_missing(run, {key: run.accepted[size] for size, key in measured_keys.items()})
     return {
         size: cached_builds[measured_keys.get(size, digest)] for size, digest in digests.items() if digest in smallest
     }
 
 
 def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
-    """Sort digests so that each combination of model, precision and parallelism occurs once before any repeats."""
+    """Sort digests so that each combination of model, precision and parallelism occurs once before any repeats.
+
+    Args:
+        digests: {digest of a configuration: its smallest size}.
+        sizes: recipe of each size.
+    """
     seen: Counted[tuple[object, ...]] = Counted()
     turns: dict[str, int] = {}
     for digest, size in digests.items():
@@ -238,6 +250,7 @@ def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) 
 
 
 def _build_missing(run: _Run, size_keys: Mapping[str, SizeKey]) -> None:
+    """Build the models of those `size_keys` that are not in the cache, and add the outcomes to it."""
     cached_builds = run.cache.built
     missing_sizes = {key: size for key, size in size_keys.items() if key not in cached_builds}
     run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing_sizes.values())
@@ -254,7 +267,7 @@ def _add_faults(
     proof: Proof,
     faults: dict[Size, str],
 ) -> None:
-    """Add sizes that could not be built, or whose parameter counts differ from the planner's, to `faults`."""
+    """Add the sizes that could not be built, or whose parameter counts differ from the planner's, to `faults`."""
     counter = Counter()
     for size, outcome in outcomes.items():
         if "missing" in outcome:
@@ -270,9 +283,9 @@ def _add_faults(
 def _remove_known_faults(
     sizes: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]
 ) -> set[Size]:
-    """Remove the expected faults of models that are known to be broken, and return their sizes.
+    """Remove the faults of models that fail as declared in `Model.broken`, and return their sizes.
 
-    It is a fault if such a model can be built.
+    If such a model can be built, add a fault: the declaration must be removed.
     """
     known: set[Size] = set()
     for size, recipe in sizes.items():
@@ -280,7 +293,7 @@ def _remove_known_faults(
         if not reason or recipe.model.name in proof.unproven:
             continue
         if size not in faults and size in built:
-            faults[size] = f"it can be built now: remove `broken` from its declaration in recipes/models: {reason}"
+            faults[size] = f"the model can be built now: remove `broken` ({reason}) from its declaration"
         elif _identifiers(faults.get(size, "")) & _identifiers(reason):
             known.add(size)
             del faults[size]
@@ -288,13 +301,14 @@ def _remove_known_faults(
 
 
 def _identifiers(text: str) -> set[str]:
-    """Return names such as rotary_pos_cos_sin, which identify an error."""
+    """Return the identifiers in an error message, such as rotary_pos_cos_sin."""
     return set(re.findall(r"[A-Za-z]+_\w+", text))
 
 
 def _set_counts(
     proof: Proof, digests: Mapping[Size, str], outcomes: Mapping[Size, Outcome], sizes: Mapping[Size, Recipe]
 ) -> None:
+    """Set the counts of a proof."""
     ranks = {size: len(resolved.stages(sizes[size].layout(size[1]))) for size in digests}
     proof.configurations = len(set(digests.values()))
     proof.models = sum(ranks.values())

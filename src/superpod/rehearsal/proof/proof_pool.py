@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.process import BaseProcess
@@ -21,7 +20,7 @@ Note = Callable[[str, int, int], None]
 
 
 class Workers:
-    """Processes that have imported NeMo. They start with the first batch, and end with the block.
+    """A pool of processes that have imported NeMo. They start with the first batch, and end with the `with` block.
 
     An error or Ctrl-C kills them: incomplete batches are lost, completed ones have already been returned.
     """
@@ -41,12 +40,18 @@ class Workers:
         if kind:
             for process in self._processes():
                 process.kill()
-        self._kill()
+        self._shut_down()
 
     def run(
         self, work: Callable[[list[SizeKey]], list[Result]], size_keys: Mapping[str, SizeKey], batch: int
     ) -> Iterator[dict[str, Result]]:
-        """Call `work` with batches of sizes, and yield the results of each batch by key, in order of completion."""
+        """Call a function with batches of sizes in the processes; yield {key: result} of each completed batch.
+
+        Args:
+            work: function that returns a result for each size of a list.
+            size_keys: the sizes by key.
+            batch: maximum number of sizes per call.
+        """
         order = sorted(size_keys, key=lambda key: (size_keys[key].recipe, size_keys[key].nodes, key))
         for encoders in (True, False):
             keys = [key for key in order if _is_encoder(size_keys[key]) is encoders]
@@ -61,28 +66,27 @@ class Workers:
                 yield dict(zip(pending_batches[done], done.result(), strict=True))
 
     def _pool(self, encoders: bool) -> ProcessPoolExecutor:
-        """Return the processes for encoders or for all other models, but never start both: each needs 1 GiB.
+        """Return the pool for encoders or for all other models, after ending the other pool: a process needs 1 GiB.
 
         NeMo's LlamaEmbeddingModel cannot be built in a process that has built a LlamaModel.
         """
         if encoders not in self._pools:
-            self._kill()
+            self._shut_down()
             self._others = {*multiprocessing.active_children()}
             spawn = multiprocessing.get_context("spawn")
             self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, _start)
         return self._pools[encoders]
 
     def _processes(self) -> set[BaseProcess]:
-        """Return the running processes of the pool, which starts them one by one."""
+        """Return the running processes of the pool."""
         return {*multiprocessing.active_children()} - self._others if self._pools else set()
 
-    def _kill(self) -> None:
+    def _shut_down(self) -> None:
         while self._pools:
             self._pools.popitem()[1].shutdown(cancel_futures=True)
 
 
 def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals all processes of the terminal; the parent handles it
     end_with_parent()
     rank_models.start()
 

@@ -24,7 +24,7 @@ from superpod.collection.facts import proof_level
 from superpod.collection.facts.proof_level import NOT_RECORDED, SizeDigests, facts
 from superpod.collection.registry import Recipe
 from superpod.common import atomic_file, collection, package_files
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
 from superpod.rehearsal import result_files
 from superpod.rehearsal.te import source
 
@@ -56,13 +56,14 @@ MAX_VERSIONS = 3
 
 
 class Resolution(TypedDict, total=False):
-    """The resolved configuration of a recipe on a number of nodes."""
+    """The result of resolving the configuration of a recipe on a number of nodes. One of the fields is set."""
 
     digest: str
+    """Digest of the resolved configuration."""
     error: str
     """The error with which Megatron or NeMo rejects the configuration."""
     missing: str
-    """What the model needs that exists only on a machine with a GPU."""
+    """The error that shows that the model needs a package or GPU that this machine lacks."""
 
 
 class Outcome(TypedDict, total=False):
@@ -77,13 +78,14 @@ class Outcome(TypedDict, total=False):
     world: list[str]
     """Process groups whose size depends on the number of GPUs and is read by a constructor."""
     error: str
+    """The error with which Megatron, NeMo or Transformer Engine rejects the model."""
     missing: str
-    """As in Resolution."""
+    """As in `Resolution`."""
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the version of each library.
+    """Return {package: version} of the libraries that affect a proof.
 
     Raises:
         UserError: a library is not installed.
@@ -95,13 +97,13 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError as missing:
         raise UserError(
             f"a proof builds NeMo's models, but {missing.name} is not installed",
-            "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists the installed packages",
+            "run `pip install -c constraints.txt -e '.[nemo]'`; `recipes doctor` lists the installed packages",
         ) from missing
     return installed_versions | {"transformer_engine": source.VERSION}
 
 
 def digest(value: object) -> str:
-    """Return 8 hexadecimal digits of the SHA-256 of a JSON value."""
+    """Return the first 8 hexadecimal digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -109,11 +111,11 @@ def digest(value: object) -> str:
 
 
 class ProofCache:
-    """Results of the current code: resolutions by size, outcomes by resolved configuration."""
+    """A JSON file of results of the current code: `resolved` by facts of a size, `built` by resolved configuration."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        code, known = _code(), _read(path)
+        code, known = _code(), _read_cache(path)
         own_entries = known.pop(code, {"resolved": {}, "built": {}})
         self._all = dict(list(known.items())[-MAX_VERSIONS + 1 :]) | {code: own_entries}
         self._saved = time.monotonic()
@@ -126,14 +128,18 @@ class ProofCache:
             self.save()
 
     def save(self) -> None:
-        """Write the file atomically. Raises OSError."""
+        """Write the file atomically.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
         self._saved = time.monotonic()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the results by hash of the code; {} if the file is unreadable or was written by an older version."""
+def _read_cache(path: Path) -> dict[str, Any]:
+    """Return {hash of the code: results} of a cache; {} if the file is unreadable or has an older format."""
     try:
         saved_proof = json.loads(path.read_text())["proof"]
         return saved_proof if all(set(results) == {"resolved", "built"} for results in saved_proof.values()) else {}
@@ -142,13 +148,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _is_code(name: str) -> bool:
-    """Return whether cached results depend on the file; layouts are part of the resolved configuration instead."""
+    """Return whether cached results depend on a file of this package; layouts are part of the results' keys instead."""
     return name.endswith(".py") or name.startswith("planner/data/")
 
 
 @cache
 def _code() -> str:
-    """Return a hash of the code, the data and the library versions that cached results depend on."""
+    """Return a hash of the code, data and library versions on which cached results depend."""
     total = hashlib.sha256(repr(sorted(versions().items())).encode())
     package = {name: path for name, path in package_files.files(FOLDERS).items() if _is_code(name)}
     files_by_name = package | dict(collection.all_files())
@@ -162,7 +168,7 @@ def _code() -> str:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The number of sizes in the committed file after a write."""
+    """The numbers of sizes that a write has added to or removed from the committed file."""
 
     path: Path
     proven: int
@@ -174,32 +180,44 @@ class WriteResult:
 
 
 def find_unchanged(stored: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
-    """Return the sizes whose inputs and libraries equal those in the file, with the digests of what was built."""
+    """Return the sizes that need no build, because their inputs and the library versions equal those in the file.
+
+    Args:
+        stored: content of the committed file.
+        digests: digests of the facts and inputs of each size.
+
+    Returns:
+        The digests, with the stored digest of what was built.
+    """
     entries = _entries(stored) if stored.get("versions") == versions() else {}
-    found: dict[Size, SizeDigests] = {}
-    for size, one in digests.items():
-        inputs, built = entries.get(one.facts, ("", NOT_RECORDED))
-        if inputs == one.inputs and built != NOT_RECORDED:
-            found[size] = one._replace(built=built)
-    return found
+    unchanged: dict[Size, SizeDigests] = {}
+    for size, own in digests.items():
+        inputs, built = entries.get(own.facts, ("", NOT_RECORDED))
+        if inputs == own.inputs and built != NOT_RECORDED:
+            unchanged[size] = own._replace(built=built)
+    return unchanged
 
 
 def differences(stored: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
-    """List the differences between the file and a new proof, one line per size; sizes not in the file are skipped."""
+    """Return a line for each size whose digests differ from those in the committed file; [] if there is no difference.
+
+    Sizes that are not in the file are skipped. If it was written with other library versions, return one line.
+    """
     if stored.get("versions") != versions():
         return [f"verified with {stored.get('versions')}, but {versions()} is installed"]
     entries, lines = _entries(stored), []
-    for (name, nodes), one in digests.items():
-        inputs, built = entries.get(one.facts, (NOT_RECORDED, NOT_RECORDED))
-        if inputs not in (NOT_RECORDED, one.inputs):
-            lines.append(f"{name} on {nodes} nodes resolves to a different configuration than the verified one")
-        elif NOT_RECORDED not in (built, one.built) and built != one.built:
-            lines.append(f"{name} on {nodes} nodes builds models that differ from the verified ones")
+    for (name, nodes), own in digests.items():
+        size = f"{name} on {counted(nodes, 'node')}"
+        inputs, built = entries.get(own.facts, (NOT_RECORDED, NOT_RECORDED))
+        if inputs not in (NOT_RECORDED, own.inputs):
+            lines.append(f"{size} resolves to a different configuration than the verified one")
+        elif NOT_RECORDED not in (built, own.built) and built != own.built:
+            lines.append(f"{size} builds models that differ from the verified ones")
     return lines
 
 
 def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
-    """Write the results of a proof for the declared sizes of these recipes, and keep the entries of other recipes.
+    """Write the results of a proof of these recipes to the committed file, and keep the entries of other recipes.
 
     Raises:
         UserError: collections are in use, or the file contains other recipes that were verified with other versions.
@@ -212,12 +230,12 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
     own_sizes = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
     old_entries = _entries(old_proof)
     new: dict[str, tuple[str, str]] = {}
-    for one in proof.digests.values():
-        inputs, built = old_entries.get(one.facts, ("", ""))
-        if one.built != NOT_RECORDED:
-            new[one.facts] = (one.inputs, one.built)
-        elif inputs == one.inputs:
-            new[one.facts] = (inputs, built)
+    for digests in proof.digests.values():
+        inputs, built = old_entries.get(digests.facts, ("", ""))
+        if digests.built != NOT_RECORDED:
+            new[digests.facts] = (digests.inputs, digests.built)
+        elif inputs == digests.inputs:
+            new[digests.facts] = (inputs, built)
     sizes = _group_by_recipe({key: entry for key, entry in old_entries.items() if key not in own_sizes} | new)
     names, models = {recipe.name for recipe in recipes}, {recipe.model.name for recipe in recipes}
     kept_reasons = {name: why for name, why in old_proof.get("unproven", {}).items() if name not in models}
@@ -239,7 +257,7 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:
-    """Raise the UserErrors of `write`, before a long proof."""
+    """Raise UserError if `write_results` would refuse the results of these recipes; called before a long proof."""
     folders = collection.folders()
     if folders:
         raise UserError(
@@ -256,7 +274,7 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
 
 
 def _group_by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
-    """Return {recipe: {nodes: digests}} for all current recipes."""
+    """Return {recipe: {nodes: "facts inputs built"}} for all current recipes, from {facts: (inputs, built)}."""
     sizes: dict[str, dict[int, str]] = defaultdict(dict)
     for recipe in registry.recipes().values():
         for nodes in recipe.nodes:
@@ -267,12 +285,18 @@ def _group_by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[i
 
 
 def _entries(saved_proof: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return {facts of a size: (digest of its inputs, digest of what was built)}."""
+    """Return {facts of a size: (digest of its inputs, digest of what was built)} of the committed file's content."""
     return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.size_digests(saved_proof)}
 
 
 def _group_failures(saved_proof: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
-    """Group failures by reason: those of the proof, including known ones, and those of other recipes in the file."""
+    """Group failures by reason: those of the proof, including known ones, and those of other recipes in the file.
+
+    Args:
+        saved_proof: content of the committed file.
+        proof: the proof.
+        names: names of the recipes of the proof.
+    """
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for group in saved_proof.get("broken", ()):
         for name, sizes in group["recipes"].items():
@@ -285,7 +309,10 @@ def _group_failures(saved_proof: Mapping[str, Any], proof: Proof, names: set[str
 
 
 def find_rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
-    """Return {recipe: sizes that passed all rehearsals in their current topology, and failed none in any topology}."""
+    """Return {recipe: numbers of nodes} of the sizes that passed a rehearsal in their current topology.
+
+    A size that failed a rehearsal in any topology is excluded.
+    """
     recipes_by_name = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
     passed: dict[str, dict[int, bool]] = defaultdict(dict)
@@ -309,6 +336,7 @@ def _parse_degrees(topology: str) -> set[str]:
 
 
 def _current_degrees(recipe: Recipe, nodes: int) -> set[str]:
+    """Return the degrees of a recipe's layout, in the form of `_parse_degrees`."""
     layout = recipe.layout(nodes)
     dp = layout.dp(nodes * recipe.gpus_per_node)
     short = layout.short() if layout.model_parallel * layout.ep > 1 else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import logging
@@ -14,8 +15,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from functools import partial as with_first
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from superpod.collection import registry
@@ -27,21 +27,18 @@ from superpod.rehearsal.proof import resolved
 from superpod.rehearsal.proof.proof_store import Outcome, Resolution, digest
 from superpod.rehearsal.te.device import UnknownGenerationError
 
-if TYPE_CHECKING:
-    from nemo_run import Partial
-
 DEPENDS_ON_WORLD_SIZE = ("DATA_PARALLEL", "default_pg", "EXPERT_DATA_PARALLEL")
-"""Parts of the names of process groups whose size depends on the number of GPUs, not only on the layout."""
+"""Substrings of the names of process groups whose size depends on the number of GPUs, not only on the layout."""
 SETUP_FUNCTIONS = ("fake_ranks", "_app_state", "micro_batches")
-"""Functions other than constructors that may read these sizes: for Megatron's grid, NeMo's AppState, and the number of
-micro-batches, with which the schedule of each size is run."""
+"""Functions other than constructors that may read these sizes: for Megatron's grid of ranks, NeMo's AppState, and the
+number of micro-batches, with which the schedule of each size is run."""
 ONE_OR_SEVERAL = (
     "initialize_ub",  # a group for each copy of the model (TE 2.9.0 module/base.py)
-    "fuse_userbuffers_forward_linear",  # nothing to hide on one GPU (ops/fused/userbuffers_forward_linear.py)
+    "fuse_userbuffers_forward_linear",  # nothing to overlap on one GPU (ops/fused/userbuffers_forward_linear.py)
     "fuse_userbuffers_backward_linear",
     "reduce_and_update_fp8_tensors",  # scales are reduced over several ranks (quantization.py)
 )
-"""Functions that only distinguish 1 from larger sizes. The digest includes this difference (`resolved.py`)."""
+"""Functions that distinguish only between 1 and larger sizes. The digest includes this difference (`resolved.py`)."""
 WITHOUT_EFFECT = ("_Linear.forward",)
 """Functions that read the size of the default group if no group is passed, but do not use it (TE 2.9.0
 module/linear.py, a row-parallel layer with sequence parallelism)."""
@@ -50,7 +47,7 @@ GPU_PACKAGES = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "fla
 
 
 class SizeKey(NamedTuple):
-    """A recipe on a number of nodes; can be sent to a process."""
+    """A recipe on a number of nodes, in a form that can be sent to another process."""
 
     recipe: str
     nodes: int
@@ -67,8 +64,8 @@ class SizeKey(NamedTuple):
 
 
 def start() -> None:
-    """Prepare this process: import Transformer Engine's layers and NeMo, and leave Ctrl-C to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Import Transformer Engine's layers and NeMo in this process, and ignore Ctrl-C, which the parent handles."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     with contextlib.redirect_stdout(sys.stderr):
@@ -79,16 +76,17 @@ def start() -> None:
 
 
 def resolve_all(sizes: list[SizeKey]) -> list[Resolution]:
-    """Resolve each size."""
-    return [_run(with_first(_resolve, size)) for size in sizes]  # type: ignore[return-value]
+    """Resolve the configuration of each size; an error of Megatron or NeMo is part of the result."""
+    return [_run(functools.partial(_resolve_size, size)) for size in sizes]  # type: ignore[return-value]
 
 
 def build_all(sizes: list[SizeKey]) -> list[Outcome]:
-    """Build the first, a middle and the last pipeline rank of each size."""
-    return [_run(with_first(_build, size)) for size in sizes]  # type: ignore[return-value]
+    """Build the first, a middle and the last pipeline rank of each size; an error is part of the result."""
+    return [_run(functools.partial(_build_size, size)) for size in sizes]  # type: ignore[return-value]
 
 
 def _run(work: Any) -> Resolution | Outcome:
+    """Return the result of `work`, or its exception as `error`, or as `missing` if a GPU machine would not raise it."""
     try:
         return work()
     except Exception as error:  # all exceptions of Megatron, NeMo and Transformer Engine are results
@@ -99,24 +97,27 @@ def _run(work: Any) -> Resolution | Outcome:
         return {"error": text}
 
 
-def _resolve(size: SizeKey) -> Resolution:
+def _resolve_size(size: SizeKey) -> Resolution:
+    from superpod.nemo2.build import partial
+
     recipe = size.find()
-    inputs = resolved.resolve(recipe, size.nodes, _partial(recipe, size.nodes))
+    inputs = resolved.resolve(recipe, size.nodes, partial.build(recipe, size.nodes))
     return {"digest": resolved.digest(inputs)}
 
 
-def _build(size: SizeKey) -> Outcome:
+def _build_size(size: SizeKey) -> Outcome:
+    from superpod.nemo2.build import partial
     from superpod.rehearsal.te.build import build_with_te
 
     recipe, nodes = size.find(), size.nodes
-    world, partial = nodes * recipe.gpus_per_node, _partial(recipe, nodes)
+    world, configuration = nodes * recipe.gpus_per_node, partial.build(recipe, nodes)
     variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
     generation, vocabulary = resolved.generation(recipe), recipe.model.shape.vocab
     builds = []
     with _record_measured_groups() as groups:
         for stage in resolved.stages(size.layout):
             rank = stage * (world // size.layout.pp)
-            builds.append(build_with_te(partial, rank, world, generation, variables, vocabulary=vocabulary))
+            builds.append(build_with_te(configuration, rank, world, generation, variables, vocabulary=vocabulary))
 
     build_facts = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.communication)] for b in builds]
     outcome: Outcome = {
@@ -129,18 +130,12 @@ def _build(size: SizeKey) -> Outcome:
     return outcome
 
 
-def _partial(recipe: Recipe, nodes: int) -> Partial:
-    from superpod.nemo2.build import partial
-
-    return partial.build(recipe, nodes)
-
-
 @contextlib.contextmanager
 def _record_measured_groups() -> Iterator[set[str]]:
-    """Yield a set that collects the groups of `DEPENDS_ON_WORLD_SIZE` whose size a constructor reads in the block.
+    """Yield a set that collects the names of process groups whose size a constructor reads within the block.
 
-    A digest excludes the data-parallel size, so that one build is valid for all world sizes. This holds only if no
-    constructor reads the size of such a group.
+    Only groups of `DEPENDS_ON_WORLD_SIZE` are collected. A digest excludes the data-parallel size, so that one build is
+    valid for all world sizes. This holds only if no constructor reads the size of such a group.
     """
     import torch.distributed as dist
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from superpod.nemo2.validation.reading import class_name
 from superpod.rehearsal.comparison import communication
 from superpod.rehearsal.proof import meta_build, pipeline_schedule
 from superpod.rehearsal.te import cuda, device, import_te, recording, step, variables
@@ -26,7 +27,7 @@ CALLBACKS = ("MegatronCommOverlapCallback", "DeepEPCallback")
 
 @dataclass(frozen=True)
 class TeBuild:
-    """The result of building the model of a rank."""
+    """The result of building the model of a rank with Transformer Engine."""
 
     parameters: list[int]
     """Number of parameters of each virtual stage, including adapters."""
@@ -50,18 +51,18 @@ def build_with_te(
     vocabulary: int | None = None,
     packed: bool = False,
 ) -> TeBuild:
-    """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
+    """Build the model of a rank on the meta device with Transformer Engine and the recipe's own GPU settings.
 
-    Then run a micro-batch forward and backward through its distinct layers; tensors have shapes but no values.
+    Then run a micro-batch forward and backward through each distinct layer; tensors have shapes but no values.
 
     Args:
         partial: a `run.Partial` of `llm.pretrain` or `llm.finetune`.
         rank: global rank, 0-based.
         world_size: GPUs of the run.
-        generation: sm80, sm90, sm100 or sm103.
+        generation: compute capability of the GPUs: sm80, sm90, sm100 or sm103.
         environment: environment variables of the ranks (`collection.facts.environment.variables`); TE reads some.
         vocabulary: vocabulary size, if neither the recipe nor a tokenizer on this machine provides it.
-        packed: the micro-batch is one packed sequence of samples, as in fine-tuning.
+        packed: whether the micro-batch is one packed sequence of several samples, as in fine-tuning.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo rejects the recipe.
@@ -79,17 +80,15 @@ def build_with_te(
         groups = communication.require_groups(meta_build.get_degrees(strategy))
         for callback in callbacks:
             _create_userbuffers(callback, partial, strategy, module)
-        batch = partial.data.micro_batch_size
-        order = pipeline_schedule.run(
-            module.config, strategy.ddp_config, pipeline_schedule.Batch.from_data(partial.data)
-        )
-        steps = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
+        batch = pipeline_schedule.Batch.from_data(partial.data)
+        schedule = pipeline_schedule.run(module.config, strategy.ddp_config, batch)
+        steps = [step.run(chunk, module.config, batch.micro, packed=packed) for chunk in chunks]
         return TeBuild(
             parameters=counts,
             layers=frozenset(layers),
             attention=frozenset[str]().union(*(one.attention for one in steps)),
             tensors=tensors,
-            communication=frozenset(groups | order).union(*(one.communication for one in steps)),
+            communication=frozenset(groups | schedule).union(*(one.communication for one in steps)),
         )
 
 
@@ -99,8 +98,8 @@ def connect(
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """Yield the recipe's strategy, NeMo's module before its model is built, and the callbacks that configured it.
 
-    Within the block, the process acts as `rank` of `world_size` on GPUs of `generation`. Arguments and exceptions are
-    those of `build_with_te`.
+    Within the block, this process simulates the rank and its GPU. Arguments and exceptions are those of
+    `build_with_te`.
     """
     import fiddle as fdl
 
@@ -119,14 +118,14 @@ def connect(
 
 
 def _pack_micro_batches(partial: Partial) -> Partial:
-    """Return the recipe with each micro-batch in one sequence, as in `recipes finetune` (weights/finetuning/)."""
-    changed = copy.deepcopy(partial)
-    data, fold = changed.data, changed.data.micro_batch_size
-    data.micro_batch_size, data.seq_length = 1, data.seq_length * fold
-    data.global_batch_size //= fold
-    changed.model.config.seq_length = data.seq_length
-    changed.model.config.calculate_per_token_loss = True
-    return changed
+    """Return the recipe with each micro-batch packed into one sequence, as in `recipes finetune`."""
+    packed = copy.deepcopy(partial)
+    data, mbs = packed.data, packed.data.micro_batch_size
+    data.micro_batch_size, data.seq_length = 1, data.seq_length * mbs
+    data.global_batch_size //= mbs
+    packed.model.config.seq_length = data.seq_length
+    packed.model.config.calculate_per_token_loss = True
+    return packed
 
 
 def _describe_fp8(config: Any) -> str:
@@ -135,13 +134,13 @@ def _describe_fp8(config: Any) -> str:
 
 
 def _set_up_callbacks(partial: Partial, strategy: Any, module: Any) -> list[Any]:
-    """Build the callbacks that change the configuration, and call their `setup`."""
+    """Build the recipe's callbacks in `CALLBACKS`, call their `setup`, and return them."""
     import fiddle as fdl
 
     trainer = SimpleNamespace(strategy=strategy, model=module)
     callbacks: list[Any] = []
     for configured in getattr(partial.trainer, "callbacks", None) or []:
-        if isinstance(configured, fdl.Buildable) and fdl.get_callable(configured).__name__ in CALLBACKS:
+        if isinstance(configured, fdl.Buildable) and class_name(configured) in CALLBACKS:
             callback: Any = fdl.build(configured)
             callback.setup(trainer, module, "fit")
             callbacks.append(callback)
@@ -149,7 +148,7 @@ def _set_up_callbacks(partial: Partial, strategy: Any, module: Any) -> list[Any]
 
 
 def _create_userbuffers(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
-    """Create userbuffers, if the callback would create them at the start of training."""
+    """Create Transformer Engine's userbuffers if the callback creates them at the start of training."""
     if not getattr(callback, "need_tp_overlap_ub_init", False):
         return
     import torch.distributed as dist
@@ -168,7 +167,7 @@ def _create_userbuffers(callback: Any, partial: Partial, strategy: Any, module: 
 
 @contextlib.contextmanager
 def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
-    """Set NeMo's AppState, to which the strategy writes the layout when it sets up the ranks."""
+    """Set the layout in NeMo's AppState within the block, as the strategy does when it sets up the ranks."""
     from megatron.core import parallel_state
     from nemo.utils import AppState
 
@@ -187,6 +186,7 @@ def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _suppress_output() -> Iterator[None]:
+    """Suppress warnings and log messages within the block."""
     old_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

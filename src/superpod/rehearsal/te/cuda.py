@@ -1,4 +1,4 @@
-"""Replaces torch.cuda for a build: tensors on the GPU are created on the meta device, with shapes but no memory."""
+"""Replaces torch.cuda for a build: tensors for the GPU are created on the meta device, with shapes but no memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superpod.rehearsal.te import device
 
 META = "meta"
 SHARED_PATCHES = ("cuda-streams", "cuda-tensors")
-"""Patches in `rehearsal/patches` that also apply to the meta device."""
+"""Names of the patches in `rehearsal/patches` that also apply to the meta device."""
 
 
 def install() -> None:
@@ -67,7 +67,7 @@ def disable_generators() -> None:
 
 
 def patch_transformer_engine() -> None:
-    """Replace functions of Transformer Engine that use the GPU index, or that first create a tensor on the CPU."""
+    """Replace the functions of Transformer Engine that use the GPU's index, or create a tensor on the CPU first."""
     import torch
 
     stand_ins = {
@@ -83,11 +83,12 @@ def patch_transformer_engine() -> None:
 
 
 def _return_constant(value: Any) -> Any:
+    """Return a function that ignores its arguments and returns `value`."""
     return lambda *_, **__: value
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
-    """Call `torch.autograd.backward` without its dispatch to the modes; the default gradient of a scalar is 1."""
+    """Replace `torch.autograd.backward`, but stay within the active TorchFunctionModes; missing gradients are 1."""
     import torch
     from torch.autograd.graph import _engine_run_backward
 
@@ -100,7 +101,7 @@ def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> Non
 
 @contextlib.contextmanager
 def use_meta_device() -> Iterator[None]:
-    """Make torch report a GPU within the block; tensors on it are created on the meta device."""
+    """Make torch report a GPU within the block, and create its tensors on the meta device."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils import _device

@@ -1,4 +1,4 @@
-"""Simulates the properties of a GPU of any generation that Transformer Engine, Megatron and NeMo query."""
+"""Simulates the properties of a GPU that Transformer Engine, Megatron and NeMo query, for any generation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnknownGenerationError(UserError):
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU, with the names in CUDA."""
+    """The properties of a GPU, with the field names of torch.cuda.get_device_properties."""
 
     name: str
     major: int
@@ -47,24 +47,23 @@ GENERATIONS = {
 """The GPU that represents each generation."""
 
 _current = [GENERATIONS["sm90"]]
+"""The simulated GPUs of the entered blocks; the last one is active."""
 
 
 def current_gpu() -> Gpu:
-    """Return the simulated GPU."""
+    """Return the GPU that is simulated in the current block, by default an H100."""
     return _current[-1]
 
 
 @contextlib.contextmanager
 def generation(name: str) -> Iterator[Gpu]:
-    """Simulate a GPU of a generation within the block.
+    """Simulate a GPU of a generation, such as `sm90`, within the block, and yield it.
 
     Raises:
         UnknownGenerationError: the generation is not one of `GENERATIONS`.
     """
     if name not in GENERATIONS:
-        raise UnknownGenerationError(
-            f"there is no GPU generation named {name!r}", f"available: {', '.join(GENERATIONS)}"
-        )
+        raise UnknownGenerationError(f"no GPU of generation {name!r} is simulated", f"use {', '.join(GENERATIONS)}")
     _current.append(GENERATIONS[name])
     _clear_caches()
     try:
@@ -75,7 +74,7 @@ def generation(name: str) -> Iterator[Gpu]:
 
 
 def _clear_caches() -> None:
-    """Clear the caches and global states of Transformer Engine and Megatron that depend on the GPU."""
+    """Clear the caches and global state of Transformer Engine and Megatron that depend on the GPU."""
     for cached in _find_cached_functions(len(sys.modules)):
         cached.cache_clear()
     base: Any = sys.modules.get("transformer_engine.pytorch.module.base")
@@ -97,7 +96,10 @@ def _clear_caches() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _find_cached_functions(_modules: int) -> list[functools._lru_cache_wrapper[object]]:
-    """Return the cached functions of Transformer Engine; computed again when the number of imported modules changes."""
+    """Return Transformer Engine's functions with functools.lru_cache.
+
+    The argument is the number of imported modules: when it changes, the list is computed again.
+    """
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("transformer_engine")]
     values = [value for module in loaded for value in vars(module).values()]
     return [value for value in values if isinstance(value, functools._lru_cache_wrapper)]

@@ -31,10 +31,10 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-    """Import Transformer Engine with a substitute for its compiled part. Only the first call has an effect.
+    """Import Transformer Engine with a substitute for its compiled part, once per process.
 
     Raises:
-        RuntimeError: NeMo, Megatron or the patches of a rehearsal were imported before.
+        RuntimeError: NeMo, Megatron or the patches of a rehearsal have already been imported.
         UserError: Transformer Engine's Python package is not installed.
     """
     if is_installed():
@@ -48,7 +48,7 @@ def install() -> None:
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # otherwise, Megatron's fused functions would be compiled at the first call
     sys.path.append(str(folder))
     _patch_versions()
-    import torch._dynamo  # noqa: F401 - before the stub of triton, which torch would take for a compiler
+    import torch._dynamo  # noqa: F401 - before the stub of triton, which torch would mistake for the compiler
 
     package_stubs.install()
     sys.modules[extension.NAME] = extension.Extension()
@@ -61,7 +61,7 @@ def install() -> None:
 
 
 def _patch_versions() -> None:
-    """Let importlib.metadata report versions for packages that are not installed."""
+    """Make importlib.metadata report the versions of `_DISTRIBUTIONS` for packages that are not installed."""
     real_version = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -71,7 +71,7 @@ def _patch_versions() -> None:
 
 
 def _import_common(folder: str) -> None:
-    """Import Transformer Engine's two top-level packages without the lines that load shared libraries."""
+    """Create the modules transformer_engine and transformer_engine.common without loading shared libraries."""
     common = types.ModuleType("transformer_engine.common")
     common.__path__ = [f"{folder}/transformer_engine/common"]
     common.__file__ = f"{folder}/transformer_engine/common/__init__.py"

@@ -6,17 +6,17 @@ from typing import Any
 
 
 def empty_like_first(x: Any, *_: Any, **__: Any) -> Any:
-    """Return an empty tensor like the first input."""
+    """Return a tensor with the shape and type of the first input."""
     return x * 1
 
 
 def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Return an empty tensor like the queries, with the head size of the values."""
+    """Return a tensor with the shape of the queries `q`, but the head size of the values `v`."""
     return q * 1 if q.shape[-1] == v.shape[-1] else q[..., : v.shape[-1]] * 1
 
 
 def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
-    """Return (output, log-sum-exp, probabilities, generator state), as in flash-attn 2.7."""
+    """Return (output, log-sum-exp, probabilities, generator state), like flash-attn 2.7."""
     import torch
 
     statistics = torch.empty((q.shape[0], q.shape[-2], q.shape[1]), dtype=torch.float32, device="meta")
@@ -24,34 +24,34 @@ def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, 
 
 
 def do_nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: for kernels that write to existing tensors."""
+    """Replace a kernel that writes to existing tensors."""
 
 
 def mamba_mixer(zxbcdt: Any, conv_weight: Any, conv_bias: Any, dt_bias: Any, a: Any, **given: Any) -> Any:
-    """Return [batch, length, heads x head size] of mamba-ssm's full mixer (ops/triton/ssd_combined.py)."""
+    """Return the output of mamba-ssm's mixer, [batch, length, heads x head size] (ops/triton/ssd_combined.py)."""
     head = given["headdim"] or given["D"].shape[-1]
     return zxbcdt[..., : a.shape[0] * head] * 1
 
 
 def batch_per_block(queries: int, keys: int, batch: int, heads: int) -> int:
-    """Return the rows of scores per thread block: 4 warps, 2 rows each up to 128 keys (scaled_masked_softmax.h)."""
-    power = 1 << max(0, (keys - 1).bit_length())
+    """Return the rows of scores per thread block: 4 warps, 2 rows each for up to 128 keys (scaled_masked_softmax.h)."""
+    power = next_power_of_2(keys)
     warp = min(power, 32)
     return (128 // warp) * (2 if power <= 128 else 1)
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the next power of 2, as in triton."""
+    """Return the smallest power of 2 that is at least `number`, like triton.next_power_of_2."""
     return 1 << max(0, (number - 1).bit_length())
 
 
 def cdiv(number: int, divisor: int) -> int:
-    """Return the quotient rounded up, as in triton."""
+    """Return the quotient rounded up, like triton.cdiv."""
     return -(-number // divisor)
 
 
 class Norm:
-    """Substitute for APEX's fused norms, which are autograd functions."""
+    """Replaces APEX's fused norms, which are autograd functions."""
 
     apply = forward = staticmethod(empty_like_first)
 

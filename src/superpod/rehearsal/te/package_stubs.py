@@ -1,4 +1,4 @@
-"""Stubs for packages whose kernels a build on a CPU never runs, so that they need not be installed."""
+"""Stubs for packages of GPU kernels, which a build on a CPU imports but never runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KERNELS = (
 
 
 class Anything:
-    """An object whose attributes, items and results of calls are itself: for decorators and annotations of kernels."""
+    """An object whose attributes, items and call results are itself, for decorators and annotations of kernels."""
 
     def __getattr__(self, name: str) -> Anything:
         if name.startswith("__"):
@@ -60,7 +60,7 @@ class Package(types.ModuleType):
 
 
 def install(names: tuple[str, ...] = KERNELS) -> None:
-    """Install stubs for packages that are not installed."""
+    """Add stubs to `sys.modules` for those of the packages `names` that are not installed."""
     for name in names:
         with contextlib.suppress(ImportError):
             __import__(name)
@@ -76,7 +76,7 @@ def install(names: tuple[str, ...] = KERNELS) -> None:
 
 
 def _create_gated_norm() -> type:
-    """Create mamba-ssm's gated norm: a weight per channel (state-spaces/mamba, ops/triton/layernorm_gated.py)."""
+    """Create a class like mamba-ssm's gated norm, with a weight per channel (ops/triton/layernorm_gated.py)."""
     import torch
 
     class RMSNorm(torch.nn.Module):
@@ -94,7 +94,7 @@ def _create_gated_norm() -> type:
 
 @contextlib.contextmanager
 def install_during_import(names: tuple[str, ...] = ONLY_FOR_IMPORT) -> Iterator[None]:
-    """Install stubs for the duration of an import."""
+    """Install stubs for the packages `names` within the block, and remove them at its end."""
     old_modules = set(sys.modules)
     install(names)
     try:

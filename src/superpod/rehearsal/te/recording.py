@@ -30,15 +30,14 @@ def record_layers(context: str) -> Iterator[set[str]]:
 
 
 def _wrap_constructor(original: Any, name: str, context: str, digests: set[str]) -> Any:
+    """Wrap the constructor of the class `name` so that it adds the digest of its arguments to `digests`."""
     signature = inspect.signature(original)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
-        for dropped in (
-            "self",
-            "layer_number",
-        ):  # TE scales by the layer number only if NVTE_APPLY_QK_LAYER_SCALING is set
-            arguments.pop(dropped, None)
+        # TE uses the layer number only if NVTE_APPLY_QK_LAYER_SCALING is set.
+        for excluded in ("self", "layer_number"):
+            arguments.pop(excluded, None)
         text = f"{context} {name} {sorted((key, _to_text(value)) for key, value in arguments.items())}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         digests.add(digest)
@@ -49,7 +48,7 @@ def _wrap_constructor(original: Any, name: str, context: str, digests: set[str])
 
 
 def hash_parameters(chunks: Iterable[Any]) -> str:
-    """Return a digest of the parameters' names, shapes and types in a rank's model chunks."""
+    """Return a digest of the names, shapes and types of all parameters in a rank's model chunks."""
     digest = hashlib.sha256()
     for stage, chunk in enumerate(chunks):
         for name, parameter in chunk.named_parameters():
@@ -58,7 +57,7 @@ def hash_parameters(chunks: Iterable[Any]) -> str:
 
 
 def hash_layer(layer: Any, config: Any) -> str:
-    """Return a digest of what a layer's forward pass depends on: its modules, and the settings of its layer number."""
+    """Return a digest of a layer's modules and of the settings for its layer number."""
     from megatron.core.fp8_utils import is_first_last_bf16_layer
 
     number = getattr(layer, "layer_number", 1) - 1
@@ -72,7 +71,7 @@ def hash_layer(layer: Any, config: Any) -> str:
 
 
 def _to_text(value: Any) -> str:
-    """Convert an argument to text that is the same in every process: values and names, and the sizes of groups."""
+    """Convert a constructor's argument to text that is the same in every process; a process group becomes its size."""
     if callable(getattr(value, "size", None)) and hasattr(value, "rank"):
         return f"group of {value.size()}"
     if isinstance(value, dict):

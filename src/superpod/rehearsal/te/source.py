@@ -24,3 +24,12 @@ def find_folder() -> Path:
             "run `make quickstart` or `sh scripts/install.sh python3 .venv`",
         )
     return path
+
+
+def is_installed() -> bool:
+    """Return whether Transformer Engine's Python package is installed."""
+    try:
+        find_folder()
+    except UserError:
+        return False
+    return True

@@ -22,15 +22,21 @@ class Step:
     attention: frozenset[str]
     """Backends that Transformer Engine selected: flash, fused, unfused."""
     communication: frozenset[str]
-    """Operations per process group, and the groups of token dispatchers."""
+    """Lines with the operations of each process group, and the groups of token dispatchers."""
 
 
 def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> Step:
     """Run a model chunk forward and backward on one micro-batch, with each distinct layer once.
 
+    Args:
+        chunk: the model chunk on the meta device, which is modified.
+        config: its TransformerConfig.
+        micro_batch: samples of the micro-batch.
+        packed: whether it is one packed sequence of several samples.
+
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron rejects the inputs of a layer.
-        NotParallelError: nothing is communicated in one kind of parallelism of the layout.
+        NotParallelError: nothing is communicated in a kind of parallelism of the layout.
     """
     import torch
     from megatron.core.transformer.moe import moe_utils
@@ -63,10 +69,7 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> S
 
 
 def _reset_attention_backend() -> None:
-    """Make Transformer Engine select the attention backend again.
-
-    It caches the last selection for equal inputs, which may have been for a different GPU or environment.
-    """
+    """Clear Transformer Engine's cached attention backend, which may be of a different GPU or environment."""
     attention: Any = importlib.import_module(
         "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
     )
@@ -74,7 +77,7 @@ def _reset_attention_backend() -> None:
 
 
 def _remove_repeated_layers(model: Any, config: Any) -> None:
-    """Remove layers that are constructed like another layer, because their shapes and checks are the same."""
+    """Remove layers with the same digest as an earlier layer, because their shapes and checks are the same."""
     import torch
 
     for stack in (getattr(model, "encoder", None), getattr(model, "decoder", None)):
@@ -88,7 +91,7 @@ def _remove_repeated_layers(model: Any, config: Any) -> None:
 
 
 def _run_forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
-    """Return the output of the model, or the hidden states for the next stage."""
+    """Run the forward pass of a model chunk, and return its losses, or the hidden states for the next stage."""
     import torch
 
     tokens = config.seq_length // config.context_parallel_size
@@ -117,7 +120,7 @@ def _run_forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any
 
 
 def _build_mask(model: Any, micro_batch: int, tokens: int) -> Any:
-    """Return a padding mask for models with bidirectional attention, None for others."""
+    """Return a padding mask [micro-batch, 1, 1, tokens] for bidirectional attention, None for causal attention."""
     import torch
     from megatron.core.transformer.enums import AttnMaskType
 
@@ -126,7 +129,7 @@ def _build_mask(model: Any, micro_batch: int, tokens: int) -> Any:
 
 
 def _run_t5(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
-    """Run encoder and decoder of T5 with the masks of NeMo's data step (collections/llm/t5/model/t5.py)."""
+    """Run the encoder and decoder of T5 with the masks of NeMo's data step (collections/llm/t5/model/t5.py)."""
     import torch
 
     target_length = config.seq_length_dec
@@ -138,7 +141,7 @@ def _run_t5(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
 
 
 def _build_packed_params(config: Any) -> Any:
-    """Return the parameters of a packed sequence of two samples of equal length, as in NeMo's packed data sets.
+    """Return Megatron's parameters for a packed sequence of two samples of equal length, as in NeMo's data sets.
 
     NeMo pads each sample, and passes the padded ends, with context parallelism only (gpt/model/base.py).
     """
@@ -146,9 +149,8 @@ def _build_packed_params(config: Any) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
     max_length = config.seq_length // 2
-    ends = torch.tensor(
-        [0, max_length, config.seq_length], dtype=torch.int32, device="cpu"
-    )  # Megatron reads the values
+    # On the CPU, because Megatron reads the values.
+    ends = torch.tensor([0, max_length, config.seq_length], dtype=torch.int32, device="cpu")
     padded: Any = ends if config.context_parallel_size > 1 else None
     return PackedSeqParams(
         qkv_format="thd",
@@ -176,9 +178,9 @@ def _record_backend(original: Any, backend: str, backends: set[str]) -> Any:
 
 
 class _EvenDispatcher:
-    """Replaces Megatron's token dispatchers, which depend on values: experts get equal numbers of tokens.
+    """Replaces Megatron's token dispatchers, which read the router's values: experts get equal numbers of tokens.
 
-    Experts run on the average number of tokens of this rank, padded for FP8 by Megatron's own code.
+    Each expert runs on the average number of tokens per expert, padded for FP8 by Megatron's own code.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -197,7 +199,7 @@ class _EvenDispatcher:
         return hidden, probs
 
     def dispatch_postprocess(self, hidden: Any, probs: Any) -> tuple[Any, Any, Any]:
-        """Return (tokens sorted by expert, tokens per expert, their probabilities)."""
+        """Return (tokens sorted by expert, number of tokens of each expert, probabilities of the tokens)."""
         import torch
 
         rows_per_expert = max(1, hidden.shape[0] * self.topk // self.experts)
@@ -206,7 +208,7 @@ class _EvenDispatcher:
         return rows, counts, probs.flatten()[:1].expand(rows_per_expert * self.experts)
 
     def combine_preprocess(self, hidden: Any) -> Any:
-        """Return as many rows as the input had."""
+        """Return one row per token of the layer's input."""
         return hidden[:1].expand(self.shape[:-1].numel(), -1)
 
     def token_combine(self, hidden: Any) -> Any:
@@ -221,7 +223,7 @@ class _EvenDispatcher:
 
 @contextlib.contextmanager
 def _replace_gpu_functions(backends: set[str]) -> Iterator[None]:
-    """Replace the GPU functions that a step calls, except tensors, and record the attention backends in `backends`."""
+    """Replace functions that need a GPU or values within the block, and record the attention backends in `backends`."""
     import torch
 
     module: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")

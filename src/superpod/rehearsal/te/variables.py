@@ -17,7 +17,7 @@ NAMES = (
 
 @contextlib.contextmanager
 def unset_run_variables() -> Iterator[None]:
-    """Unset these variables within the block; all changes to the environment within it are undone at its end."""
+    """Unset the variables in `NAMES` and `PREFIXES` within the block, and restore the environment at its end."""
     with mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name in NAMES or name.startswith(PREFIXES)]:
             del os.environ[name]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from superpod.nemo2.validation.reading import class_name
 from superpod.rehearsal.errors import RehearsalError
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that the rehearsal changes. ``path`` is a dotted path in the recipe; ``""`` is the recipe itself."""
+    """A setting of a recipe that the rehearsal changes from ``old`` to ``new``.
+
+    ``path`` is a dotted path in the recipe; ``""`` is the recipe itself.
+    """
 
     path: str
     old: Any
@@ -54,19 +58,19 @@ _GPU_CALLBACKS = {
 
 @dataclass(frozen=True)
 class _PruningLayout:
-    """The parallel sizes of `llm.prune`, with the field names of a strategy."""
+    """The parallel sizes of a recipe of `llm.prune`, under the field names of MegatronStrategy."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
 
 
 def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
-    """Return the CPU rehearsal of ``recipe`` on ``devices`` processes, and all settings that differ.
+    """Return a copy of ``recipe`` that trains on ``devices`` CPU processes, and the settings that differ.
 
     Imports NeMo and, on a machine without a GPU, patches it in this process.
 
     Args:
-        recipe: a ``run.Partial`` of ``llm.pretrain``, ``finetune``, ``distill`` or ``prune``; it is not modified.
+        recipe: a ``run.Partial`` of ``llm.pretrain``, ``finetune``, ``distill`` or ``prune``; not modified.
         devices: number of processes on this machine, a multiple of the recipe's TP x PP x CP.
 
     Raises:
@@ -77,7 +81,7 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     from superpod.rehearsal import entry
 
     rehearsal_recipe = copy.deepcopy(recipe)
-    function = _callable_name(recipe)
+    function = class_name(recipe)
     entries = {"pretrain": entry.pretrain, "finetune": entry.finetune, "distill": entry.distill, "prune": entry.prune}
     if function not in entries:
         names = ", ".join(f"llm.{name}" for name in entries)
@@ -95,13 +99,13 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
 
 
 def _optimizer_settings(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
-    """Yield the optimizer settings that are required if Transformer Engine's Adam is not installed."""
+    """Yield (path, value, reason) for the optimizer if Transformer Engine's Adam is required but not installed."""
     import torch
 
-    from superpod.rehearsal.patches import te_adam
+    from superpod.rehearsal.te import source
 
     config = getattr(getattr(recipe, "optim", None), "config", None)
-    if te_adam.is_available() or getattr(config, "optimizer_cpu_offload", False):  # CPU offloading uses torch's Adam
+    if source.is_installed() or getattr(config, "optimizer_cpu_offload", False):  # CPU offloading uses torch's Adam
         return
     yield _PRECISION_AWARE, False, _NO_TE
     for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
@@ -109,7 +113,7 @@ def _optimizer_settings(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
 
 
 def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:
-    """Set ``path`` in the recipe if it exists and has a different value."""
+    """Set the field at ``path`` if it exists and has a different value; yield the changes."""
     parents, _, name = path.rpartition(".")
     for parent, node in _find_configurations(recipe, parents):
         old_value = getattr(node, name, None)
@@ -120,7 +124,7 @@ def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change
 
 
 def _find_configurations(recipe: Partial, path: str) -> list[tuple[str, object]]:
-    """Return the configuration objects at a dotted path; for a list (such as trainer.plugins), return every element."""
+    """Return (path, object) at a dotted path; for a list such as trainer.plugins, one pair per element."""
     node: object = recipe
     for name in filter(None, path.split(".")):
         node = getattr(node, name, None)
@@ -130,21 +134,22 @@ def _find_configurations(recipe: Partial, path: str) -> list[tuple[str, object]]
 
 
 def _accepts(node: object, name: str) -> bool:
-    """Return whether the callable of a configuration has an argument, because data modules and plugins differ."""
+    """Return whether the class or function that a configuration calls accepts the argument ``name``."""
     import fiddle as fdl
 
     from superpod.nemo2.signatures import find_parameter
 
     if not isinstance(node, fdl.Buildable):
         return False
-    # MegatronStrategy passes it to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
+    # MegatronStrategy passes this one to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
     return name == "process_group_backend" or find_parameter(fdl.get_callable(node), name) is not None
 
 
 def _remove_gpu_callbacks(trainer: Config | None) -> list[Change]:
+    """Remove the callbacks that need a GPU from a trainer; return them as changes."""
     kept, changes = [], []
     for i, callback in enumerate(getattr(trainer, "callbacks", None) or []):
-        name = _callable_name(callback)
+        name = class_name(callback)
         if name in _GPU_CALLBACKS:
             changes.append(Change(f"trainer.callbacks[{i}]", name, None, _GPU_CALLBACKS[name]))
         else:
@@ -154,14 +159,8 @@ def _remove_gpu_callbacks(trainer: Config | None) -> list[Change]:
     return changes
 
 
-def _callable_name(node: object) -> str:
-    """Return the name of the class or function that a configuration calls, or the class of an object."""
-    import fiddle as fdl
-
-    return fdl.get_callable(node).__name__ if isinstance(node, fdl.Buildable) else type(node).__name__
-
-
 def _check_devices(strategy: object, devices: int) -> None:
+    """Raise RehearsalError unless ``devices`` is a positive multiple of the strategy's TP x PP x CP."""
     tp, pp, cp = (
         getattr(strategy, f"{kind}_size", None) or 1
         for kind in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import cpu_threads
+from superpod.common.units import format_ranks
 from superpod.rehearsal.patches.adapters import initialize_independently_of_layout
 from superpod.rehearsal.training.rank_record import RankRecord
 from superpod.runtime.heartbeat import stall
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 LIMIT_S = 300.0
-"""Seconds after which a rank that has not started to train counts as hung; a run after twice this time."""
+"""Seconds after which a rank that has not started to train counts as hung. A run has twice as long to end."""
 QUIET_S = 180.0
 """Seconds without a completed step after which a rank counts as hung."""
 RANK_GIB = 0.4
-"""Memory of a forked rank, excluding imported modules, which it shares with its parent."""
+"""Memory of a forked rank in GiB, excluding imported modules, which it shares with its parent."""
 
 
 def available_gib() -> float:
@@ -45,16 +46,17 @@ def available_gib() -> float:
 
 @dataclass
 class FinishedRun:
-    """A run that has ended, with or without an error."""
+    """A run of a rehearsal that has ended, with or without an error."""
 
     name: str
     seconds: float
+    """Duration of the run."""
     ranks: list[RankRecord] = field(default_factory=list)
     """The record that each rank's `Recorder` wrote; empty if there was an error."""
     error: str = ""
-    """The first rank that failed or hung, with the reason."""
+    """The first rank that failed or hung, with the reason; "" if there was none."""
     began: float = 0.0
-    """Unix time of the start."""
+    """Unix time of the start in seconds."""
 
     @property
     def losses(self) -> list[float]:
@@ -70,15 +72,15 @@ class FinishedRun:
 def run(
     name: str, partial: Partial, folder: Path, ranks: int, limit_s: float = LIMIT_S, quiet_s: float = QUIET_S
 ) -> FinishedRun:
-    """Run a rehearsal on forked ranks.
+    """Train a recipe on forked ranks, and return their records or the first error.
 
     Args:
         name: name of the run.
-        partial: the rehearsal, with a `Recorder` that writes to `folder`.
-        folder: for logs, records and heartbeats.
+        partial: the recipe from `rehearse`, with a `Recorder` that writes to `folder`.
+        folder: folder for logs, records and heartbeats.
         ranks: number of processes.
-        limit_s: see `LIMIT_S`.
-        quiet_s: see `QUIET_S`.
+        limit_s: seconds without the start of training after which a rank counts as hung (`LIMIT_S`).
+        quiet_s: seconds without a completed step after which a rank counts as hung (`QUIET_S`).
     """
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
@@ -111,14 +113,14 @@ def _run_rank(rank: int, ranks: int, text: str, folder: Path) -> None:
 
 
 def become_rank(rank: int, ranks: int, folder: Path) -> None:
-    """Set up this process as a rank of torchrun: with its own session, log `{folder}/{rank}.log`, and environment."""
-    # A session of its own, with which the processes that the rank starts can be killed (`_end_session`).
-    os.setsid()
+    """Give this process its own session, a log `{folder}/{rank}.log`, and torchrun's variables for `rank`."""
+    os.setsid()  # so that the processes that the rank starts can be killed with it (`_end_session`)
     redirect_output(folder / f"{rank}.log")
     os.environ.update(_torchrun_environment(rank, ranks))
 
 
 def _train(text: str, folder: Path, ranks: int) -> None:
+    """Deserialize the recipe in `text` (nemo_run's ZlibJSON), build it and train."""
     import fiddle as fdl
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
     from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
@@ -151,7 +153,7 @@ def _avoid_manager_process() -> None:
 
 
 def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
-    """Return the variables that torchrun sets, and the number of threads of a rank."""
+    """Return the environment variables that torchrun sets for a rank, and its number of threads."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -167,30 +169,34 @@ def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
 
 
 def _wait(running_ranks: dict[int, int], folder: Path, start: float, limit_s: float, quiet_s: float) -> str:
-    """Wait until all ranks (`running_ranks`: {pid: rank}) have ended, or one fails or hangs.
+    """Wait until all ranks have ended, or one fails or hangs; return the error, or "".
 
-    Return the error, or "".
+    Args:
+        running_ranks: {process ID: rank}; ranks that have ended are removed.
+        folder: folder of the logs and heartbeats.
+        start: Unix time of the start in seconds.
+        limit_s, quiet_s: as in `run`.
     """
-    next_look = start + 1
+    next_check = start + 1
     while running_ranks:
         failure = _remove_ended(running_ranks, folder)
         if failure:
             return failure
         now = time.time()
-        if now > next_look:
-            next_look = now + 1
+        if now > next_check:
+            next_check = now + 1
             silent = stall.silent_rank(Attempt(folder).heartbeats(), [], quiet_s, now - start, now, limit_s)
             if silent:
                 return silent
             if now > start + 2 * limit_s:
-                ranks = ", ".join(map(str, sorted(running_ranks.values())))
-                return f"ranks {ranks} hang: they did not end within {2 * limit_s:.0f} s"
+                ranks = format_ranks(sorted(running_ranks.values()))
+                return f"{ranks} did not end within {2 * limit_s:.0f} s"
         time.sleep(0.02)
     return ""
 
 
 def _remove_ended(ranks: dict[int, int], folder: Path) -> str:
-    """Remove the ranks that have ended from `ranks`; return the error of one that failed, or ""."""
+    """Remove the processes that have ended from `ranks` ({process ID: rank}); return the first error, or ""."""
     for pid in list(ranks):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -204,7 +210,7 @@ def _remove_ended(ranks: dict[int, int], folder: Path) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """Return the exception at the end of a rank's log, or else its last line."""
+    """Return the exception at the end of a rank's log, or the last line if there is no traceback."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     if not lines:
         return "its log is empty"

@@ -15,14 +15,14 @@ class InitialWeights(pl.Callback):
     """Loads the weights of a checkpoint as soon as the model is built.
 
     Args:
-        checkpoint: path of the checkpoint, whose folder `weights` has Megatron's own format.
+        checkpoint: path of the checkpoint, whose folder `weights` is in Megatron's own format (torch_dist).
     """
 
     def __init__(self, checkpoint: str) -> None:
         self.weights = Path(checkpoint) / "weights"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Let the model load the weights when it is built, before Megatron-FSDP takes its parameters."""
+        """Replace the model's `configure_model` so that it also loads the weights, before Megatron-FSDP shards them."""
         build = pl_module.configure_model
 
         def build_and_load() -> None:

@@ -3,9 +3,9 @@
 from typing import TypedDict
 
 MicroBatch = list[list[list[int]]]
-"""[tokens, positions] of the input samples of the model, each [samples][tokens of this rank]."""
+"""[tokens, positions] of a micro-batch; both have the shape [samples][tokens of this rank]."""
 Digest = tuple[str, bool, bool, bool]
-"""Of a parameter: (hash of the bits; whether it is sharded by tensor parallelism, belongs to an expert, and is an
+"""(hash of a parameter's bits; whether tensor parallelism shards it; whether it belongs to an expert; whether it is an
 embedding that the first and last stage share)."""
 
 
@@ -21,12 +21,15 @@ class RankRecord(TypedDict):
     """Time at which the weights were loaded."""
     step_ends: list[float]
     first_step: int
+    """Number of completed steps when training started: 0, or that of the checkpoint."""
     layers: list[int]
     """Numbers of this rank's decoder layers, from 1."""
     inputs: list[list[MicroBatch]]
     """The input micro-batches of the first steps; empty except on the first stage."""
     before: dict[str, Digest]
+    """Parameters by name before the first step."""
     after: dict[str, Digest]
+    """Parameters by name after the last step."""
     place: dict[str, int]
     """This rank's index in each of Megatron's grids: `tensor_model_parallel`, ..."""
     dropped: dict[str, str]

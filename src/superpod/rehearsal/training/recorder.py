@@ -31,8 +31,9 @@ GRIDS = (
     "expert_model_parallel",
     "expert_tensor_parallel",
 )
+"""Grids of ranks for which Megatron's `parallel_state` has a function `get_{name}_rank`."""
 INPUT_STEPS = 2
-"""Steps whose input tokens a rank records."""
+"""Number of steps whose input tokens a rank records."""
 
 
 class Recorder(pl.Callback):
@@ -40,8 +41,8 @@ class Recorder(pl.Callback):
 
     Args:
         folder: folder of the record.
-        weights: folder in which to save the weights before the first step, or "".
-        resharded: the schedule was saved in a different layout, in which experts may have separate parameter groups.
+        weights: folder in which the weights are saved before the first step; "" = do not save them.
+        resharded: the checkpoint has a different layout, in which experts may have separate parameter groups.
     """
 
     def __init__(self, folder: str, weights: str = "", resharded: bool = False) -> None:
@@ -72,7 +73,7 @@ class Recorder(pl.Callback):
         self.heart.beat(0, "start")
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Record the layers, and start to record inputs: the model is built, and its weights are loaded."""
+        """Save the initial weights, record the layers, and start to record inputs."""
         if self.weights:
             trainer.save_checkpoint(Path(self.weights))
         for configured in trainer.lr_scheduler_configs if self.resharded else ():
@@ -80,18 +81,18 @@ class Recorder(pl.Callback):
             scheduler.base_lrs = scheduler.base_lrs[: len(scheduler.optimizer.param_groups)]
         model = trainer.strategy.megatron_parallel
         self.record["started"], self.record["first_step"] = time.time(), trainer.global_step
-        self.record["layers"] = decoder_layers(model)
+        self.record["layers"] = list_decoder_layers(model)
         record_inputs(model, self.record["inputs"])
 
     def on_train_batch_start(self, trainer: Any, *_: object) -> None:
-        """Compute the first digests here, because NeMo adds adapters after `on_train_start`."""
-        if not self.record["before"]:
+        """Record the parameters before the first step."""
+        if not self.record["before"]:  # not in `on_train_start`, after which NeMo adds adapters
             self.record["before"] = hash_parameters(trainer.strategy.megatron_parallel)
         self.record["inputs"].append([])
         self.heart.beat(trainer.global_step, "train")
 
     def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-        """Record the metrics of a step."""
+        """Record the loss, the gradient norm and the end of a step."""
         metrics = trainer.callback_metrics
         self.record["losses"].append(float(metrics["reduced_train_loss"]))
         if "grad_norm" in metrics:
@@ -99,21 +100,21 @@ class Recorder(pl.Callback):
         self.record["step_ends"].append(time.time())
 
     def on_train_end(self, trainer: Any, *_: object) -> None:
-        """Write the record. Only the last checkpoint is saved later."""
+        """Record the parameters after the last step, and write the record."""
         from superpod.rehearsal.patches.gpu_settings import dropped
 
         model = trainer.strategy.megatron_parallel
         gather_parameters(model)
         self.record["after"] = hash_parameters(model)
         self.record["inputs"] = self.record["inputs"][:INPUT_STEPS]
-        self.record["place"] = get_place()
+        self.record["place"] = get_grid_ranks()
         self.record["dropped"] = {name: str(value) for name, value in sorted(dropped.items())}
         self.path.write_text(json.dumps(self.record))
         self.heart.beat(trainer.global_step, "done")
         self.heart.end()
 
 
-def get_place() -> dict[str, int]:
+def get_grid_ranks() -> dict[str, int]:
     """Return this rank's index in each of Megatron's grids."""
     from megatron.core import parallel_state
 
@@ -121,7 +122,7 @@ def get_place() -> dict[str, int]:
 
 
 def gather_parameters(model: Iterable[Any]) -> None:
-    """Gather the newest parameters on every rank, which an overlapped gather would do in the next forward pass."""
+    """Gather the updated parameters of all chunks, which `overlap_param_gather` defers to the next forward pass."""
     from megatron.core.distributed import FullyShardedDataParallel
 
     for chunk in model:
@@ -131,7 +132,7 @@ def gather_parameters(model: Iterable[Any]) -> None:
             chunk.module.start_param_sync(force_sync=True)
 
 
-def decoder_layers(model: MegatronParallel) -> list[int]:
+def list_decoder_layers(model: MegatronParallel) -> list[int]:
     """Return the numbers, from 1, of the decoder layers on this rank, without those of multi-token prediction."""
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -140,7 +141,7 @@ def decoder_layers(model: MegatronParallel) -> list[int]:
 
 
 def record_inputs(model: MegatronParallel, inputs: list[list[MicroBatch]]) -> None:
-    """Append each input micro-batch of the model on this rank to the last list of `inputs`."""
+    """Register hooks that append each input micro-batch of this rank to the last list of `inputs`."""
     from megatron.core.models.gpt import GPTModel
 
     names = ("input_ids", "position_ids")
@@ -169,6 +170,7 @@ def hash_parameters(model: MegatronParallel) -> dict[str, Digest]:
 
 
 def _read_bytes(parameter: torch.Tensor) -> bytes:
+    """Return the bits of a parameter; shards of a DTensor, other than TP's, are gathered."""
     import torch
     from torch.distributed.tensor import DTensor
 

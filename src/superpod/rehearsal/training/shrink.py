@@ -1,8 +1,7 @@
 """Shrinks a job so that a laptop can train it in the same topology: sizes shrink, but degrees above 1 stay above 1.
 
-Only arithmetic on the planner's `PlannedJob`, without NeMo. The result satisfies all divisibility rules of the layout,
-and keeps its special features: stages of unequal length, layers of different kinds, grouped queries, gradient
-accumulation.
+Computes with the planner's `PlannedJob`, without NeMo. The result satisfies all divisibility rules of the layout, and
+keeps its special features: stages of unequal length, layers of different kinds, grouped queries, gradient accumulation.
 """
 
 from __future__ import annotations
@@ -23,21 +22,20 @@ RANKS = 12
 HEAD, VOCAB, SEQ = 16, 128, 32
 """Minimum sizes of a head, the vocabulary and a sequence."""
 
-NAMES = {"tp": "TP", "pp": "PP", "vp": "VP", "cp": "CP", "ep": "EP", "etp": "ETP", "dp": "DP"}
-
 
 @dataclass(frozen=True)
 class ResizedValue:
-    """A size that differs in the rehearsal, with its name in the planner."""
+    """A size or degree that a rehearsal changes from `old` to `new`."""
 
     name: str
+    """Its name in the planner, such as `hidden` or `tp`."""
     old: Any
     new: Any
 
 
 @dataclass(frozen=True)
 class ShrunkJob:
-    """A shrunk job."""
+    """A job that was shrunk for a rehearsal on CPUs, and what differs from the recipe's."""
 
     job: PlannedJob
     folded: tuple[ResizedValue, ...]
@@ -47,7 +45,7 @@ class ShrunkJob:
 
     @property
     def topology(self) -> str:
-        """`TP2 PP2 DP2, folded: TP 8 -> 2, DP 16 -> 2`, or `..., its own topology`."""
+        """The degrees as text: `TP2 PP2 DP2, folded: TP 8 -> 2, DP 16 -> 2`, or `TP2 DP2, its own topology`."""
         layout = self.job.layout
         dp = layout.dp(self.job.gpus)
         degrees = []
@@ -58,15 +56,15 @@ class ShrunkJob:
         short = " ".join(degrees) or "one rank"
         if not self.folded:
             return f"{short}, its own topology"
-        folded_degrees = ", ".join(f"{NAMES[degree.name]} {degree.old} -> {degree.new}" for degree in self.folded)
+        folded_degrees = ", ".join(f"{degree.name.upper()} {degree.old} -> {degree.new}" for degree in self.folded)
         return f"{short}, folded: {folded_degrees}"
 
 
 def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
-    """Shrink the job to at most `ranks` processes.
+    """Shrink a job to at most `ranks` processes.
 
     Args:
-        job: a legal job.
+        job: a job whose layout is legal.
         ranks: maximum number of processes; the result may need fewer.
 
     Raises:
@@ -77,7 +75,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
     layout, layers = _shrink_layout(job, degrees)
     seq = _shrink_sequence(layout)
     model = _shrink_model(job.model, layout, layers)
-    if model.window:  # a window smaller than the recipe's sequences must also be smaller than the short sequences
+    if model.window:  # a window shorter than the recipe's sequences must be shorter than the rehearsal's, too
         model = model.replace(window=seq // 4 if job.model.window < job.seq else seq)
     if model.positions:
         model = model.replace(positions=seq)
@@ -94,7 +92,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
 
 
 def refuse_unsupported(job: PlannedJob) -> None:
-    """Raise RehearsalError if a job has a feature that needs other packages, or that the folded job cannot keep."""
+    """Raise RehearsalError if a model's layers need GPU packages, or have features that a smaller model cannot keep."""
     model = job.model
     reason = None
     if model.pattern or {"mamba", "delta"} & model.kinds:
@@ -110,7 +108,10 @@ def refuse_unsupported(job: PlannedJob) -> None:
 
 
 def _fold_degrees(job: PlannedJob, ranks: int) -> dict[str, int]:
-    """Reduce the largest degrees until the job fits; DP is the minimum for experts and batch, or 2 if possible."""
+    """Return the degrees (tp, pp, cp, ep, etp, dp, vp) with which a job needs at most `ranks` processes.
+
+    The largest degree is reduced first. DP is 2 if possible, or else the minimum that the experts need.
+    """
     layout = job.layout
     own_etp = layout.tp if layout.etp is None else layout.etp
     degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "etp": own_etp}
@@ -140,30 +141,33 @@ def _fold_degrees(job: PlannedJob, ranks: int) -> dict[str, int]:
             degrees["dp"] = dp
             break
     degrees["vp"] = layout.vp or 0
-    if (
-        degrees["vp"] > 2 and degrees["pp"] * degrees["vp"] > 8
-    ):  # more chunks need more layers, but the schedule stays the same
+    # Every chunk needs a layer, and the schedule of more than 2 chunks per rank is the same.
+    if degrees["vp"] > 2 and degrees["pp"] * degrees["vp"] > 8:
         degrees["vp"] = 2
     return degrees
 
 
-def _min_dp(d: dict[str, int]) -> int:
+def _min_dp(degrees: dict[str, int]) -> int:
     """Return the smallest DP for which the grid of experts, ep x etp, divides the ranks of a stage, tp x cp x dp."""
-    return d["ep"] * d["etp"] // math.gcd(d["ep"] * d["etp"], d["tp"] * d["cp"])
+    expert_ranks = degrees["ep"] * degrees["etp"]
+    return expert_ranks // math.gcd(expert_ranks, degrees["tp"] * degrees["cp"])
 
 
 def _next_smaller(degree: int) -> int:
-    """Return the next smaller divisor of a degree, at least 2."""
+    """Return the largest divisor of a degree that is smaller than the degree, at least 2."""
     factor = next(f for f in range(2, degree + 1) if degree % f == 0)
     return max(2, degree // factor)
 
 
-def _shrink_layout(job: PlannedJob, d: dict[str, int]) -> tuple[Layout, int]:
-    """Return the folded layout and its number of layers: one or two per chunk, unequal if the recipe's are."""
+def _shrink_layout(job: PlannedJob, degrees: dict[str, int]) -> tuple[Layout, int]:
+    """Return the layout with these degrees and its number of layers.
+
+    A chunk has one or two layers; the chunks are unequal if the recipe's are.
+    """
     old_layout = job.layout
     ends_as_layers = old_layout.embedding_as_layer or old_layout.loss_as_layer
     given_ends = old_layout.first_layers is not None or old_layout.last_layers is not None
-    count = d["pp"] * max(1, d["vp"])
+    count = degrees["pp"] * max(1, degrees["vp"])
     per_chunk = _layers_per_chunk(job, count)
     changes: dict[str, Any] = {}
     layers = count * per_chunk - old_layout.embedding_as_layer - old_layout.loss_as_layer
@@ -171,21 +175,20 @@ def _shrink_layout(job: PlannedJob, d: dict[str, int]) -> tuple[Layout, int]:
         chunks = _select_chunks(old_layout.chunks, count, per_chunk)
         changes["chunks"], layers = chunks, sum(chunks)
     elif given_ends:
-        changes, layers = _shrink_end_stages(job, d, per_chunk)
+        changes, layers = _shrink_end_stages(job, degrees, per_chunk)
     if old_layout.recompute == "full":
-        changes["recompute_layers"] = min(
-            old_layout.recompute_layers, 1 if old_layout.recompute_method == "block" else per_chunk
-        )
+        max_layers = 1 if old_layout.recompute_method == "block" else per_chunk
+        changes["recompute_layers"] = min(old_layout.recompute_layers, max_layers)
     # Groups of recomputed layers must fill every chunk, so that chunks of unequal length need groups of 1.
     if old_layout.recompute_method == "uniform" and (given_ends or old_layout.chunks or ends_as_layers):
         changes["recompute_layers"] = 1
-    degrees = {name: d[name] for name in ("tp", "pp", "cp", "ep")}
-    etp = None if old_layout.etp is None else d["etp"]
-    return old_layout.replace(**degrees, vp=d["vp"] or None, etp=etp, **changes), layers
+    changes |= {name: degrees[name] for name in ("tp", "pp", "cp", "ep")}
+    etp = None if old_layout.etp is None else degrees["etp"]
+    return old_layout.replace(vp=degrees["vp"] or None, etp=etp, **changes), layers
 
 
 def _layers_per_chunk(job: PlannedJob, count: int) -> int:
-    """Return the layers per chunk for `count` chunks: 1, or as many as the kinds of layers and the layout require."""
+    """Return the layers per chunk of `count` chunks: 1, or more for several kinds of layers or uneven stages."""
     old, model = job.layout, job.model
     # At least 2 layers, which also suffices for the dense layers at the start: they shrink to one.
     kinds = max(2, model.moe_every, model.global_every)
@@ -195,7 +198,13 @@ def _layers_per_chunk(job: PlannedJob, count: int) -> int:
 
 
 def _select_chunks(chunk_layers: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
-    """Select `count` chunks, including the first and the last; the longest get another layer if lengths differ."""
+    """Return the layers of `count` chunks, selected evenly from the recipe's chunks with the first and the last.
+
+    Args:
+        chunk_layers: layers of each chunk of the recipe.
+        count: number of chunks of the rehearsal.
+        per_chunk: layers per chunk; the longest chunks get another one if lengths differ.
+    """
     picked_counts = [chunk_layers[round(i * (len(chunk_layers) - 1) / max(1, count - 1))] for i in range(count)]
     max_count = max(picked_counts)
     if len(set(chunk_layers)) > 1 and len(set(picked_counts)) == 1:  # no chunk with a different length was selected
@@ -212,9 +221,9 @@ def _select_chunks(chunk_layers: tuple[int, ...], count: int, per_chunk: int) ->
     return tuple(chunks)
 
 
-def _shrink_end_stages(job: PlannedJob, d: dict[str, int], per_chunk: int) -> tuple[dict[str, int], int]:
-    """Return the layers of the first and last stages, if they differ from other stages, and the layers of the model."""
-    old, vp = job.layout, max(1, d["vp"])
+def _shrink_end_stages(job: PlannedJob, degrees: dict[str, int], per_chunk: int) -> tuple[dict[str, int], int]:
+    """Return `first_layers` and `last_layers` of the layout, if the recipe sets them, and the model's layers."""
+    old, vp = job.layout, max(1, degrees["vp"])
     ends = {"first_layers": old.first_layers, "last_layers": old.last_layers}
     given_ends = {name: count for name, count in ends.items() if count is not None}
     other_stage_layers = (job.model.layers - sum(given_ends.values())) / max(1, old.pp - len(given_ends))
@@ -222,11 +231,15 @@ def _shrink_end_stages(job: PlannedJob, d: dict[str, int], per_chunk: int) -> tu
         name: vp * (per_chunk + (count > other_stage_layers) - (count < other_stage_layers))
         for name, count in given_ends.items()
     }
-    return new_ends, sum(new_ends.values()) + (d["pp"] - len(given_ends)) * vp * per_chunk
+    return new_ends, sum(new_ends.values()) + (degrees["pp"] - len(given_ends)) * vp * per_chunk
 
 
 def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
-    """Return a model of the same kind with the smallest sizes that the layout can divide."""
+    """Return a model of the same kind with `layers` layers and the smallest sizes that the layout can divide.
+
+    Raises:
+        RehearsalError: the model combines dense first layers with experts in some layers.
+    """
     if m.moe_every > 1 and m.dense_first:
         raise RehearsalError(
             f"{m.name} cannot be rehearsed: it combines dense first layers with experts in some layers"
@@ -294,6 +307,7 @@ def _shrink_batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:
 
 
 def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[ResizedValue]:
+    """Yield the degrees that differ from those of the job's layout."""
     own_degrees = {name: getattr(job.layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp")}
     own_degrees["dp"] = job.layout.dp(job.gpus)
     for name, old in own_degrees.items():
@@ -302,7 +316,7 @@ def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[ResizedVa
 
 
 def list_sizes(job: PlannedJob, small_job: PlannedJob) -> Iterator[ResizedValue]:
-    """Yield the sizes of model, sequence and batch that differ."""
+    """Yield the sizes of model, sequence and batch that differ between a job and its smaller version."""
     yield from _differences(job.model, small_job.model, [field.name for field in fields(ModelShape)])
     yield ResizedValue("seq", job.seq, small_job.seq)
     layout_fields = ("mbs", "gbs", "first_layers", "last_layers", "chunks", "recompute_layers")

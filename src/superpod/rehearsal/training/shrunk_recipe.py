@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.nemo2.validation.configured_shape import NEMO_FIELDS
+from superpod.nemo2.validation.reading import class_name
 from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 WITHOUT_DROPOUT = "one rank would draw different masks; only the run `dropout` keeps it"
 LR, ADAPTERS_LR = 1e-3, 4e-3
-"""Learning rates with which a model of this size, or its adapters, learns the text in ten steps."""
+"""Learning rates with which a model of a rehearsal's size, or its adapters, learns the text in ten steps."""
 
 
 def build_shrunk_recipe(partial: Partial, job: PlannedJob) -> Partial:
@@ -39,7 +40,7 @@ def build_shrunk_recipe(partial: Partial, job: PlannedJob) -> Partial:
 
 
 def set_layout(partial: Partial, layout: Layout, ranks: int) -> None:
-    """Set the layout and the number of ranks of a recipe."""
+    """Set the layout of a recipe, and its number of ranks on one node."""
     from superpod.nemo2.build.layout import STAGES, STRATEGY
 
     strategy = partial.trainer.strategy
@@ -59,7 +60,10 @@ def disable_fsdp(partial: Partial) -> None:
 
 
 def _chunk_layers(layout: Layout, mtp: int) -> list[list[str]] | None:
-    """Return the layers of each chunk in Megatron's format (transformer/pipeline_parallel_layer_layout.py)."""
+    """Return the layers of each chunk in Megatron's format (transformer/pipeline_parallel_layer_layout.py).
+
+    `mtp` is the number of multi-token prediction layers. The result is None if the layout does not specify chunks.
+    """
     if layout.chunks is None:
         return None
     chunks = [["decoder"] * count for count in layout.chunks]
@@ -67,7 +71,7 @@ def _chunk_layers(layout: Layout, mtp: int) -> list[list[str]] | None:
 
 
 def _get_field(config: Config, name: str) -> Any:
-    """Return a field of a configuration, or its default; None if there is no such field."""
+    """Return the value of a configuration's field, or the default of its class; None if there is no such field."""
     import fiddle as fdl
 
     if name in config.__arguments__:
@@ -84,6 +88,7 @@ def _get_field(config: Config, name: str) -> Any:
 
 
 def _set_sizes(config: Config, model: ModelShape, seq: int) -> None:
+    """Set the sizes of a model configuration to those of `model`, and its sequence length to `seq`."""
     for size, field in NEMO_FIELDS.items():
         if _get_field(config, field) or field == "vocab_size":
             setattr(config, field, getattr(model, size) or None)
@@ -104,7 +109,7 @@ def _set_sizes(config: Config, model: ModelShape, seq: int) -> None:
 
 
 def set_short_training(partial: Partial, steps: int, text: Path, vocab: int, save_every: int) -> list[Change]:
-    """Configure a recipe to learn generated text in a few steps without dropout.
+    """Configure a recipe to train on generated text for a few steps without dropout.
 
     Args:
         partial: the shrunk recipe, which is modified.
@@ -123,7 +128,7 @@ def set_short_training(partial: Partial, steps: int, text: Path, vocab: int, sav
     changes = [
         Change("trainer.max_steps", trainer.max_steps, steps, "a rehearsal has few steps"),
         Change("optim.config.lr", config.lr, lr, "without warm-up, so that the loss decreases in a few steps"),
-        Change("data", _class_name(partial.data), "PreTrainingDataModule", "generated text that is learned quickly"),
+        Change("data", class_name(partial.data), "PreTrainingDataModule", "generated text that is learned quickly"),
         *(Change(path, probability, 0.0, WITHOUT_DROPOUT) for path, probability in dropouts.items()),
     ]
 
@@ -146,7 +151,7 @@ def set_short_training(partial: Partial, steps: int, text: Path, vocab: int, sav
 
 
 def find_dropouts(partial: Partial) -> dict[str, float]:
-    """Return {path: probability} of the dropouts in a configuration."""
+    """Return {path: probability} of all dropouts above 0 in a recipe."""
     dropouts = {}
     for part, config in (("model.config", partial.model.config), ("peft", getattr(partial, "peft", None))):
         if config is None:
@@ -159,7 +164,7 @@ def find_dropouts(partial: Partial) -> dict[str, float]:
 
 
 def set_dropouts(partial: Partial, dropouts: dict[str, float]) -> None:
-    """Set dropouts by path."""
+    """Set the dropouts of a recipe; `dropouts` is {path: probability}, as returned by `find_dropouts`."""
     for path, probability in dropouts.items():
         config = partial.peft if path.startswith("peft.") else partial.model.config
         setattr(config, path.rpartition(".")[2], probability)
@@ -204,7 +209,14 @@ def set_fp32(partial: Partial) -> None:
 
 
 def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:
-    """Write token files with text that is learned quickly: mostly ascending tokens from 1/8 of the vocabulary."""
+    """Write token files with text that a model learns quickly: mostly ascending tokens from 1/8 of the vocabulary.
+
+    Args:
+        prefix: path of the .bin and .idx files without the suffix.
+        vocab: vocabulary size.
+        seq: tokens per sample.
+        samples: minimum number of samples.
+    """
     import random
 
     from superpod.data.tokens.indexed import Writer
@@ -221,10 +233,10 @@ def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:
 
 
 def scale_balancing_losses(partial: Partial, cp: int) -> list[Change]:
-    """Scale the balancing losses of experts on one rank as `cp` context-parallel ranks do in Megatron-Core 0.15.3.
+    """Divide the coefficients of MoE balancing losses by `cp`, and return the changes.
 
-    There, each rank adds its share of the balancing losses, and the gradients are then averaged over these ranks as
-    over data-parallel ranks (pipeline_parallel/schedules.py, forward_step_calc_loss).
+    One rank then trains like `cp` ranks: in Megatron-Core 0.15.3, each context-parallel rank adds its share of these
+    losses, and gradients are averaged over these ranks (pipeline_parallel/schedules.py, forward_step_calc_loss).
     """
     changes = []
     for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
@@ -234,9 +246,3 @@ def scale_balancing_losses(partial: Partial, cp: int) -> list[Change]:
             reason = f"with CP {cp}, Megatron-Core 0.15.3 divides this loss by {cp}"
             changes.append(Change(f"model.config.{name} on one rank", old_value, old_value / cp, reason))
     return changes
-
-
-def _class_name(config: Config) -> str:
-    import fiddle as fdl
-
-    return fdl.get_callable(config).__name__

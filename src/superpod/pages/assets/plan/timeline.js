@@ -125,7 +125,7 @@ function setupTimeline() {
     const label = TERMS[term[k]]?.[0] ?? term[k];
     const pass = line.passes[i[k]];
     if (!pass) return { title: label, lines: [["time", seconds(right[k] - left[k])], ["start", seconds(left[k])]] };
-    const lines = [["", label], ["time", seconds(right[k] - left[k])], ["whole pass", `${seconds(pass.end - pass.start)}, starts at ${seconds(pass.start)}`], ["chunk", String(pass.chunk)], ["pipeline rank", String(pass.rank)]];
+    const lines = [["", label], ["time", seconds(right[k] - left[k])], ["entire pass", `${seconds(pass.end - pass.start)}, starts at ${seconds(pass.start)}`], ["chunk", String(pass.chunk)], ["pipeline rank", String(pass.rank)]];
     return { title: `${pass.kind} of micro-batch ${pass.micro}`, lines };
   });
 }

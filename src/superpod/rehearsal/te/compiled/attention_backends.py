@@ -25,7 +25,7 @@ _SUFFIXES = {"softmax": "_SOFTMAX", "mask": "_MASK"}
 
 
 def select_fused_backend(*arguments: Any) -> Any:
-    """Return the result of `get_fused_attn_backend` of the compiled part, based on the planner's table."""
+    """Return the fused attention backend of cuDNN for the arguments of TE's `get_fused_attn_backend`."""
     arguments_by_name = dict(zip(_ARGUMENTS, arguments, strict=True))
     dtype = _DTYPES.get(arguments_by_name.pop("q_dtype"), "other")
     del arguments_by_name["kv_dtype"]
@@ -43,7 +43,7 @@ def select_fused_backend(*arguments: Any) -> Any:
 
 
 def _to_planner_name(name: str, prefix: str, suffix: str) -> str:
-    """Convert `NVTE_PADDING_CAUSAL_MASK` to padding_causal; no_mask keeps its suffix."""
+    """Convert a TE name such as `NVTE_PADDING_CAUSAL_MASK` to the planner's `padding_causal`."""
     short = name.removeprefix(prefix)
     if short != "NO_MASK":
         short = short.removesuffix(suffix)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from superpod.rehearsal.te import device
-from superpod.rehearsal.te.compiled import enumerations, kernels, userbuffers
+from superpod.rehearsal.te.compiled import attention_backends, enumerations, kernels, userbuffers
 
 NAME = "transformer_engine_torch"
 
@@ -31,9 +31,10 @@ class Extension(types.ModuleType):
         self.__dict__.update({name: getattr(userbuffers, name) for name in userbuffers.__dict__ if "Comm" in name})
         self.__dict__.update(kernels.KERNELS)
         self.FP8TensorMeta = FP8TensorMeta
-        for function in (device_supports_multicast, ubuf_built_with_mpi, get_stream_priority_range, get_cudnn_version):
+        self.get_fused_attn_backend = attention_backends.select_fused_backend
+        for function in (device_supports_multicast, ubuf_built_with_mpi, get_stream_priority_range):
             setattr(self, function.__name__, function)
-        for function in (get_cublasLt_version, get_num_cublas_streams, get_fused_attn_backend):
+        for function in (get_cudnn_version, get_cublasLt_version, get_num_cublas_streams):
             setattr(self, function.__name__, function)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -49,7 +50,7 @@ class Extension(types.ModuleType):
 
 
 class FP8TensorMeta:
-    """The scales of a layer's tensors."""
+    """The FP8 scales of a layer's tensors, as attributes that Transformer Engine sets."""
 
     scale: object
     scale_inv: object
@@ -57,12 +58,12 @@ class FP8TensorMeta:
 
 
 def device_supports_multicast(*_: object) -> bool:
-    """Return whether the GPU supports CUDA Multicast."""
+    """Return whether the simulated GPU supports CUDA Multicast."""
     return device.current_gpu().multicast
 
 
 def ubuf_built_with_mpi() -> bool:
-    """Return False: NVIDIA's images build Transformer Engine without NVTE_UB_WITH_MPI."""
+    """Return False, because NVIDIA's images build Transformer Engine without NVTE_UB_WITH_MPI."""
     return False
 
 
@@ -84,10 +85,3 @@ def get_cublasLt_version() -> int:
 def get_num_cublas_streams() -> int:
     """Return the number of streams of a grouped GEMM (common/util/multi_stream.h)."""
     return 4
-
-
-def get_fused_attn_backend(*arguments: Any) -> Any:
-    """Return the fused attention backend of cuDNN (`superpod.rehearsal.te.compiled.attention_backends`)."""
-    from superpod.rehearsal.te.compiled import attention_backends
-
-    return attention_backends.select_fused_backend(*arguments)

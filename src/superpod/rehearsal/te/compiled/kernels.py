@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from superpod.rehearsal.te.compiled import enumerations
+from superpod.rehearsal.te.package_kernels import do_nothing
 
 DTYPES = {
     enumerations.DType.kByte: "uint8",
@@ -27,17 +28,22 @@ FP8_ALIGNMENT = 16
 
 
 def torch_dtype(dtype: enumerations.DType) -> Any:
-    """Convert a data type to torch's."""
+    """Return torch's data type for one of Transformer Engine's."""
     import torch
 
     return getattr(torch, DTYPES[dtype])
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """Create a tensor on the meta device."""
+    """Return a tensor without values on the meta device."""
     import torch
 
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+def make_output(shape: Sequence[int], dtype: Any, quantizer: Any) -> Any:
+    """Return a tensor on the meta device, from the quantizer's `make_empty` if there is a quantizer."""
+    return quantizer.make_empty(shape, dtype=dtype, device="meta") if quantizer else empty(shape, dtype)
 
 
 def quantize(tensor: Any, quantizer: Any, output: Any = None, noop_flag: object = None) -> Any:
@@ -46,7 +52,7 @@ def quantize(tensor: Any, quantizer: Any, output: Any = None, noop_flag: object 
 
 
 def split_quantize(tensor: Any, splits: Sequence[int], quantizers: Sequence[Any]) -> list[Any]:
-    """Return the quantized parts of a tensor."""
+    """Split a tensor along its first dimension into parts of these sizes, and return the quantized parts."""
     return [quantize(part, one) for part, one in zip(tensor.split(list(splits)), quantizers, strict=True)]
 
 
@@ -73,6 +79,7 @@ def swap_first_dims(data: Any, *, out: Any = None) -> Any:
 
 
 def _rows_and_columns(tensor: Any) -> tuple[int, int]:
+    """Return the product of all dimensions but the last, and the last dimension."""
     if getattr(tensor, "_data", True) is None:  # a Float8Tensor that stores only its transpose
         last, *rows = tensor._transpose.size()
         return math.prod(rows), last
@@ -85,7 +92,7 @@ def _is_quantized(tensor: Any) -> bool:
 
 
 def gemm_shape(a: Any, transa: bool, b: Any, transb: bool) -> tuple[int, ...]:
-    """Return the shape of the result, in TE's order of operands: A contains weights, B tokens.
+    """Return the shape of a GEMM's result, in TE's order of operands: `a` contains weights, `b` tokens.
 
     Raises:
         RuntimeError: the shapes of the operands do not match, or cuBLASLt does not support them in FP8.
@@ -126,16 +133,18 @@ def generic_gemm(
     bulk_overlap: bool = False,
     **__: Any,
 ) -> tuple[Any, Any, Any, Any]:
-    """Return (result, gradient of the bias, input of GELU, extra output of a GEMM that overlaps communication)."""
+    """Return (result, gradient of the bias, input of GELU, extra output of a GEMM that overlaps communication).
+
+    Raises:
+        RuntimeError: the shapes of the operands, of `out` or of the userbuffer do not match.
+    """
     shape = gemm_shape(a, transa, b, transb)
     if out is not None and math.prod(out.size()) != math.prod(shape):
         raise RuntimeError(f"a GEMM of shape {shape} cannot write to a tensor of shape {tuple(out.size())}")
     if comm_overlap is not None and not bulk_overlap and comm_type == enumerations.CommOverlapType["RS"]:
         comm_overlap.check(math.prod(shape), local_chunk=False)
     dtype = torch_dtype(out_dtype) if out_dtype is not None else b.dtype
-    result = out
-    if result is None:
-        result = quantizer.make_empty(shape, dtype=dtype, device="meta") if quantizer else empty(shape, dtype)
+    result = out if out is not None else make_output(shape, dtype, quantizer)
     bias_grad = None
     if grad and bias is not None:
         bias_grad = empty(b.size()[-1:], torch_dtype(bias_dtype))
@@ -150,26 +159,23 @@ def te_general_grouped_gemm(
     b: Sequence[Any],
     transb: bool,
     out: Any,
-    out_dtype: Any,
+    dtype: Any,
     splits: Any,
     bias: Any,
     *_: Any,
 ) -> Any:
-    """Check the shapes of the GEMM of each expert; the results are the tensors in `out`."""
+    """Check the shapes of each expert's GEMM, whose result is in `out`, and return `bias`."""
     for weights, tokens in zip(a, b, strict=True):
         gemm_shape(weights, transa, tokens, transb)
     return bias
 
 
 def _normalized_output(x: Any, out: Any, quantizer: Any, dtype: Any) -> Any:
-    if out is not None:
-        return out
-    target = torch_dtype(dtype)
-    return quantizer.make_empty(x.shape, dtype=target, device="meta") if quantizer else empty(x.shape, target)
+    return out if out is not None else make_output(x.shape, torch_dtype(dtype), quantizer)
 
 
 def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype: Any, *_: Any) -> tuple[Any, ...]:
-    """Return (normalized, None, reciprocal standard deviations)."""
+    """Return (normalized input, None, reciprocal standard deviations)."""
     import torch
 
     return _normalized_output(x, out, quantizer, dtype), None, empty(x.shape[:1], torch.float32)
@@ -178,7 +184,7 @@ def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype
 def layernorm_fwd(
     x: Any, weight: Any, bias: Any, eps: float, out: Any, quantizer: Any, dtype: Any, *_: Any
 ) -> tuple[Any, ...]:
-    """Return (normalized, means, reciprocal standard deviations)."""
+    """Return (normalized input, means, reciprocal standard deviations)."""
     import torch
 
     rows = empty(x.shape[:1], torch.float32)
@@ -204,7 +210,7 @@ def fused_attn_fwd(
     q, v, o_quantizer = rest[6], rest[8], rest[15]
     shape = (*q.size()[:-1], v.size()[-1])
     dtype = q.dtype if q.dtype.is_floating_point else rest[9]
-    output = o_quantizer.make_empty(shape, dtype=dtype, device="meta") if o_quantizer else empty(shape, dtype)
+    output = make_output(shape, dtype, o_quantizer)
     batch = rest[4].numel() - 1
     heads = q.size()[-2]
     is_packed = layout.name.startswith("NVTE_T")
@@ -221,10 +227,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
 
     q, k, v, dtype, quantizer = *arguments[13:16], arguments[18], arguments[-1]
     auxiliary = arguments[20]
-    grads = [
-        quantizer.make_empty(t.size(), dtype=dtype, device="meta") if quantizer else empty(t.size(), dtype)
-        for t in (q, k, v)
-    ]
+    grads = [make_output(tensor.size(), dtype, quantizer) for tensor in (q, k, v)]
     return [*grads, empty((1,), torch.float32), empty(auxiliary[-1].size(), torch.float32)]
 
 
@@ -232,28 +235,26 @@ def _empty_like(x: Any, *_: Any, **__: Any) -> Any:
     return empty(x.shape, x.dtype)
 
 
-def _activation(gated: bool) -> Callable[..., Any]:
+def _create_activation(gated: bool) -> Callable[..., Any]:
+    """Create an activation function; a gated one halves the last dimension."""
+
     def forward(x: Any, quantizer: Any = None, **_: Any) -> Any:
         shape = (*x.shape[:-1], x.shape[-1] // 2) if gated else x.shape
-        return quantizer.make_empty(shape, dtype=x.dtype, device="meta") if quantizer else empty(shape, x.dtype)
+        return make_output(shape, x.dtype, quantizer)
 
     return forward
 
 
 def _activation_gradient(grad: Any, x: Any, quantizer: Any = None, **_: Any) -> Any:
-    return quantizer.make_empty(x.shape, dtype=x.dtype, device="meta") if quantizer else empty(x.shape, x.dtype)
+    return make_output(x.shape, x.dtype, quantizer)
 
 
 def _dbias_activation(grad: Any, x: Any, quantizer: Any) -> tuple[Any, Any]:
     return empty(x.shape[-1:], grad.dtype), _activation_gradient(grad, x, quantizer)
 
 
-def do_nothing(*_: Any, **__: Any) -> None:
-    """Do nothing: for kernels that write to existing tensors."""
-
-
 def thd_read_half_tensor(x: Any, cu_seqlens: Any, half: int) -> Any:
-    """Return half of the tokens of each packed sample (thd: dimension 0; [2, tokens, ...]: dimension 1)."""
+    """Return one half of the tokens of each packed sample; tokens are dimension 0 of thd, 1 of [2, tokens, ...]."""
     shape = list(x.shape)
     axis = 0 if x.dim() == 3 else 1
     shape[axis] //= 2
@@ -267,7 +268,7 @@ def thd_read_second_half_lse(lse: Any, cu_seqlens: Any, packed: bool, second_hal
 
 
 def fa_prepare_fwd(query: Any) -> Any:
-    """Convert interleaved queries, keys and values, [tokens, batch, heads, 128], to [3, batch, tokens, heads, 128]."""
+    """Convert interleaved queries, keys and values: [tokens, batch, heads, 128] -> [3, batch, tokens, heads, 128]."""
     tokens, batch, *head = query.shape
     return empty((3, batch, tokens, *head), query.dtype)
 
@@ -297,21 +298,15 @@ KERNELS: dict[str, Callable[..., Any]] = {
         for function in (
             *(quantize, split_quantize, bgrad_quantize, dequantize, generic_gemm, te_general_grouped_gemm),
             *(rmsnorm_fwd, layernorm_fwd, rmsnorm_bwd, layernorm_bwd, fused_attn_fwd, fused_attn_bwd),
-            *(
-                fa_prepare_fwd,
-                fa_prepare_bwd,
-                thd_read_half_tensor,
-                thd_read_second_half_lse,
-                fp8_transpose,
-                swap_first_dims,
-            ),
+            *(fa_prepare_fwd, fa_prepare_bwd, thd_read_half_tensor, thd_read_second_half_lse),
+            *(fp8_transpose, swap_first_dims),
         )
     },
     **dict.fromkeys(("fused_rope_forward", "fused_rope_backward"), _empty_like),
     **dict.fromkeys(_SOFTMAXES, _empty_like),
     **dict.fromkeys(_WRITES, do_nothing),
-    **dict.fromkeys(_PLAIN_ACTIVATIONS, _activation(False)),
-    **dict.fromkeys(_GATED_ACTIVATIONS, _activation(True)),
+    **dict.fromkeys(_PLAIN_ACTIVATIONS, _create_activation(False)),
+    **dict.fromkeys(_GATED_ACTIVATIONS, _create_activation(True)),
     **dict.fromkeys((f"d{n}" for n in (*_PLAIN_ACTIVATIONS, *_GATED_ACTIVATIONS[:-1])), _activation_gradient),
     "clamped_dswiglu": _activation_gradient,
     **dict.fromkeys((f"dbias_d{n}" for n in _PLAIN_ACTIVATIONS), _dbias_activation),

@@ -1,4 +1,4 @@
-"""Substitutes for userbuffers with sizes but no memory, so that Transformer Engine's checks are executed."""
+"""Replaces TE's userbuffers with ones that have sizes but no memory, so that TE's checks are executed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ if TYPE_CHECKING:
 
 
 class CommOverlapHelper:
-    """Substitute for the groups of ranks that exchange addresses."""
+    """Replaces the class that holds the process groups whose ranks exchange buffer addresses."""
 
     def __init__(self, world_group: object = None, intra_domain_group: object = None) -> None:
         self.groups = world_group, intra_domain_group
 
 
 class CommOverlap:
-    """The communication buffer of a layer; each rank owns the chunk for its part of the sequence."""
+    """A userbuffer: the communication buffer of a layer, in which each rank owns one chunk of the sequence.
+
+    Raises:
+        RuntimeError: the rows of the buffer are not a multiple of the tensor-parallel size.
+    """
 
     def __init__(
         self,
@@ -35,11 +39,11 @@ class CommOverlap:
             raise RuntimeError(f"a userbuffer of {self.shape[0]} rows cannot be divided among {tp_size} ranks")
 
     def is_fp8_ubuf(self) -> bool:
-        """Return whether elements have one byte."""
+        """Return whether an element of the buffer has one byte."""
         return self.dtype.itemsize == 1
 
     def is_atomic_gemm(self) -> bool:
-        """Return whether the GEMM itself signals completed chunks."""
+        """Return whether the GEMM kernel itself signals completed chunks."""
         return bool(self.settings.get("atomic_gemm"))
 
     def is_p2p_overlap(self) -> bool:
@@ -47,10 +51,13 @@ class CommOverlap:
         return False
 
     def check(self, elements: int, *, local_chunk: bool) -> None:
-        """Require that a tensor has the size of the buffer, or of this rank's chunk.
+        """Require that a tensor has as many elements as the buffer, or as this rank's chunk if `local_chunk`.
 
-        Source: NVIDIA/TransformerEngine v2.9, pytorch/csrc/extensions/comm_gemm_overlap.cpp: copy_into_buffer and
-        get_buffer compare element counts.
+        Source: NVIDIA/TransformerEngine v2.9, pytorch/csrc/extensions/comm_gemm_overlap.cpp, copy_into_buffer and
+        get_buffer.
+
+        Raises:
+            RuntimeError: the numbers differ.
         """
         expected = math.prod(self.shape)
         part = "global tensor"
@@ -61,7 +68,7 @@ class CommOverlap:
             raise RuntimeError(f"Userbuffers: the {part} has {elements} elements, but its buffer has {expected}")
 
     def copy_into_buffer(self, tensor: torch.Tensor, local_chunk: bool = False) -> None:
-        """Check the size; nothing is copied."""
+        """Check the size of a tensor without copying it."""
         self.check(tensor.numel(), local_chunk=local_chunk)
 
     def get_buffer(self, local_chunk: bool = False, shape: Sequence[int] | None = None) -> torch.Tensor:
@@ -74,15 +81,15 @@ class CommOverlap:
         return torch.empty(tuple(shape or local_shape), dtype=self.dtype, device="meta")
 
     def get_communication_stream(self) -> tuple[object, object]:
-        """Return the streams for sending and receiving."""
+        """Return the CUDA streams for sending and receiving."""
         import torch
 
         return torch.cuda.current_stream(), torch.cuda.current_stream()
 
 
 class CommOverlapP2P(CommOverlap):
-    """A buffer for communication in a ring."""
+    """A userbuffer whose chunks are passed between neighbors in a ring."""
 
     def is_p2p_overlap(self) -> bool:
-        """Return True: chunks are passed between neighbors."""
+        """Return True, because chunks are passed between neighbors in a ring."""
         return True
