@@ -124,7 +124,7 @@ def test_a_tokenizer_without_a_template_gets_the_plain_one(tmp_path, monkeypatch
     conversion.save_plain_template(tmp_path)
     file = tmp_path / "chat_template.jinja"
     assert file.exists() is written
-    assert not written or file.read_text() == chat.PLAIN
+    assert not written or file.read_text() == chat.DEFAULT_TEMPLATE
 
 
 @pytest.mark.parametrize(("rows", "ids", "refused"), [(300, 300, False), (299, 300, True)])

@@ -15,7 +15,7 @@ from superpod.collection.sizes.sized import Size, adapt
 from superpod.common import atomic_folder, locks
 from superpod.common.json_files import read_json, write_json
 from superpod.data.samples import packing
-from superpod.data.samples.samples import DEFAULT, Reading
+from superpod.data.samples.samples import DEFAULT, ReadOptions
 from superpod.errors import UserError, did_you_mean
 from superpod.launch.finetuning import tuning_overrides
 from superpod.planner.rules import kernel_rules
@@ -59,7 +59,7 @@ class Task:
     pack: bool = True
     steps: int | None = None
     weights: tuple[float, ...] = ()
-    reading: Reading = DEFAULT
+    reading: ReadOptions = DEFAULT
     template: str = ""
     """Absolute path of a Jinja template."""
     learn: str = "answers"
@@ -94,7 +94,7 @@ class Task:
             value = values.get(name) or ()
             values[name] = (value,) if isinstance(value, str) else tuple(value)
         reading = values.get("reading") or {}
-        values["reading"] = Reading(**{**reading, "keys": tuple(reading.get("keys", ()))})
+        values["reading"] = ReadOptions(**{**reading, "keys": tuple(reading.get("keys", ()))})
         return cls(**values)
 
 
@@ -320,7 +320,7 @@ def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Co
     existing_counts = read_json(out / _COUNTS)
     if existing_counts:
         return cast("Counts", existing_counts)
-    counts = packed_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
+    counts = packed_data.pack(task.samples, sizes, chat.load_tokenizer(str(tokenizer_folder)), out)
     write_json(out / _COUNTS, counts)  # last: its presence means that the rest is complete
     return counts
 

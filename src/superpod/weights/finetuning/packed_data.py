@@ -13,7 +13,7 @@ from superpod.data.readers import sources
 from superpod.data.readers.sources import Source
 from superpod.data.samples import chat, chat_template, duplicate_samples, mixing, packing, samples
 from superpod.data.samples.chat import Encoded
-from superpod.data.samples.samples import DEFAULT, SKIPPED, BadLines, Reading
+from superpod.data.samples.samples import DEFAULT, SKIPPED_FILE, BadLines, ReadOptions
 from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class DataOptions:
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
-    reading: Reading = DEFAULT
+    reading: ReadOptions = DEFAULT
     template: str = ""
     learn: str = chat.LEARN[0]
 
@@ -92,15 +92,15 @@ def check_data(options: DataOptions) -> None:
             f"{training[0].name} contains only one sample, but validation needs a second one", "add --validation-data"
         )
     if options.weights:
-        mixing.parts(counts, options.weights)
+        mixing.compute_epoch(counts, options.weights)
 
 
 def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
     """Return the sources of training and of validation: `--validation-data`, or the validation split of a folder."""
-    training = sources.find(options.data)
+    training = sources.find_sources(options.data)
     validation = [
         Source(f"--validation-data {source.name}", source.files)
-        for source in sources.find(options.validation_data, validation=True)
+        for source in sources.find_sources(options.validation_data, validation=True)
     ]
     if validation:
         return training, validation
@@ -120,14 +120,14 @@ def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
     return training, [Source(f"{source.name} (validation)", source.validation) for source in own_validation]
 
 
-def _count_distinct(source: Source, reading: Reading, distinct: duplicate_samples.DistinctSamples) -> int:
+def _count_distinct(source: Source, reading: ReadOptions, distinct: duplicate_samples.DistinctSamples) -> int:
     """Return the number of samples of a source that are not duplicates of earlier ones."""
     bad = BadLines(reading)
     distinct.start(source.name)
     count = new = 0
-    for sample in samples.stream(source.files, bad):
+    for sample in samples.stream_samples(source.files, bad):
         count += 1
-        new += distinct.is_new(duplicate_samples.content(sample))
+        new += distinct.is_new(duplicate_samples.serialize_content(sample))
     bad.check(count, source.name)
     distinct.count_repeats()
     return new
@@ -139,7 +139,7 @@ def tokenizer_folder(options: DataOptions, folder: Path, out: Path) -> Path:
         return folder
     copy = out / _TOKENIZER
     if not (out / COUNTS).is_file():  # a resumed run keeps the tokenizer that packed its data
-        chat_template.copy_with_template(folder, chat_template.read(Path(options.template)), copy)
+        chat_template.copy_tokenizer_with_template(folder, chat_template.read(Path(options.template)), copy)
     return copy
 
 
@@ -159,7 +159,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
     from superpod.weights.finetuning.data_and_weights import METADATA, TRAIN, VALIDATION
 
     out.mkdir(parents=True, exist_ok=True)
-    skipped_file = out / SKIPPED
+    skipped_file = out / SKIPPED_FILE
     # Lines of an interrupted packing would be reported again.
     skipped_file.unlink(missing_ok=True)
     reader = _Reader(options, sizes, tokenizer, skipped_file)
@@ -170,12 +170,12 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
         share = SHARE if options.share is None else options.share
         train, held_out = mixing.hold_out(train, share, options.seed)
 
-    mix = mixing.parts([len(part) for part in train], options.weights)
-    train_bins = _pack_bins(mixing.rounds(train, mix, options.seed), options, sizes)
+    mix = mixing.compute_epoch([len(part) for part in train], options.weights)
+    train_bins = _pack_bins(mixing.split_into_rounds(train, mix, options.seed), options, sizes)
     validation_bins = _pack_bins([held_out], options, sizes)
-    filler = cast("int", tokenizer.eos_token_id)  # `chat.load` rejects a tokenizer without one
+    filler = cast("int", tokenizer.eos_token_id)  # `chat.load_tokenizer` rejects a tokenizer without one
     for name, bins, batch in ((TRAIN, train_bins, 1), (VALIDATION, validation_bins, sizes.batch)):
-        packing.write(bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
+        packing.write_bins(bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
     packing.write_metadata([train_bins, validation_bins], out / METADATA)
 
     named_parts: list[dict[str, object]] = []
@@ -210,9 +210,9 @@ class _Reader:
         count = 0
         length = self.sizes.longest + 1 if self.options.long == "cut" else None
         self.distinct.start(source.name)
-        for sample in samples.stream(source.files, bad):
+        for sample in samples.stream_samples(source.files, bad):
             try:
-                packed_arrays = _to_arrays(chat.encode(sample, self.tokenizer, self.options.learn))
+                packed_arrays = _to_arrays(chat.encode_sample(sample, self.tokenizer, self.options.learn))
             except chat.BadSampleError as error:
                 if not self.options.reading.skip:
                     raise
@@ -223,7 +223,7 @@ class _Reader:
                 encoded.append(packed_arrays)
         bad.check(count, source.name)
         repeats = self.distinct.count_repeats()
-        kept, counts = packing.fit(encoded, self.sizes.longest, self.options.long)
+        kept, counts = packing.limit_lengths(encoded, self.sizes.longest, self.options.long)
         facts = {"source": source.name, "length": self.sizes.longest, "skipped": bad.count, "reasons": bad.summary,
                 "duplicates": repeats}  # fmt: skip
         self.counts.append({**asdict(counts), **facts})
@@ -267,7 +267,9 @@ def format_counts(counts: Counts) -> list[str]:
             )
         repeats = file.get("duplicates")  # missing in runs of older versions
         if repeats:
-            lines.append(f"  {duplicate_samples.line(str(file['source']), cast('dict[str, int]', repeats))}")
+            lines.append(
+                f"  {duplicate_samples.describe_removed(str(file['source']), cast('dict[str, int]', repeats))}"
+            )
         if file.get("skipped"):
             lines.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}), copied to {counts['skipped']}")
     for part in counts.get("mix", []):

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, float]:
     """Return the mean loss (nats per token) over the samples of a .jsonl file, the perplexity, and the counts.
 
-    `learn` selects the answers of a chat that count in the loss, as in `chat.encode`.
+    `learn` selects the answers of a chat that count in the loss, as in `chat.encode_sample`.
 
     Raises:
         UserError: a line is not a sample, or the checkpoint has no tokenizer.
     """
     from superpod.data.samples import chat, samples
 
-    rows = samples.read(Path(data))
+    rows = samples.read_samples(Path(data))
     model, tokenizer = _load(checkpoint)
     total, count = 0.0, 0
     for number, sample in enumerate(rows):
         if number % 100 == 0:
             progress_file.note(f"sample {number + 1} of {len(rows)}")
-        encoded = chat.encode(sample, tokenizer, learn)
+        encoded = chat.encode_sample(sample, tokenizer, learn)
         losses = token_losses(model, encoded.ids)
         learned_mask = encoded.loss_mask[1:]
         total += sum(loss for loss, on in zip(losses, learned_mask, strict=True) if on)
@@ -132,7 +132,7 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
             f"{checkpoint} has no tokenizer, or none that this machine can read",
             "pass --data, or start from a Hugging Face folder",
         )
-    return model, chat.prepare(tokenizer, checkpoint)
+    return model, chat.prepare_tokenizer(tokenizer, checkpoint)
 
 
 def _device() -> str:

@@ -80,7 +80,7 @@ def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
     """Copy the tokenizer of `like`, with the chat template that the adapter was trained with."""
     from superpod.data.tokens import tokenizer
 
-    for file in tokenizer.files(like):
+    for file in tokenizer.list_files(like):
         if file.name != "config.json":  # the base model's: with it, the folder would look like a complete model
             shutil.copyfile(file, out / file.name)
     if chat:

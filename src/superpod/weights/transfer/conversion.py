@@ -175,7 +175,7 @@ def _keep(folder: Path, out: Path, record: Mapping[str, Any]) -> None:
     from superpod.data.tokens import tokenizer
 
     out.mkdir(parents=True)
-    for file in {folder / "config.json", *folder.glob("generation_config.json"), *tokenizer.files(folder)}:
+    for file in {folder / "config.json", *folder.glob("generation_config.json"), *tokenizer.list_files(folder)}:
         shutil.copyfile(file, out / file.name)
     (out / RECORD).write_text(json.dumps(record, indent=1))
 
@@ -293,7 +293,7 @@ def _copy_tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
     from superpod.data.tokens import tokenizer
 
     if like:
-        for file in (*tokenizer.files(like), *like.glob("generation_config.json")):
+        for file in (*tokenizer.list_files(like), *like.glob("generation_config.json")):
             if file.name not in ("config.json", RECORD):
                 shutil.copyfile(file, out / file.name)
     else:
@@ -306,7 +306,7 @@ def save_plain_template(folder: Path) -> None:
     from superpod.data.tokens import tokenizer
 
     if not tokenizer.load_pretrained(str(folder)).chat_template:
-        (folder / "chat_template.jinja").write_text(chat.PLAIN, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(chat.DEFAULT_TEMPLATE, encoding="utf-8")
 
 
 def require_new_output(out: Path, option: str = "") -> None:
@@ -314,7 +314,7 @@ def require_new_output(out: Path, option: str = "") -> None:
     paths.check(atomic_folder.temporary_path(out) if out.name else out, option)
     if out.exists():
         raise UserError(f"{option}{out} already exists", "choose another folder, or remove it")
-    paths.check_out(out, "config.json")
+    paths.check_output_folder(out, "config.json")
 
 
 @contextmanager
