@@ -28,7 +28,7 @@ class Curve:
     color: int = 0
 
 
-def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
+def draw_curves(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
     """Plot curves as `height` lines of `width` characters, with the x axis below; [] if there are no points."""
     from rich.text import Text
 
@@ -60,8 +60,8 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
             bits, _ = cells.get(cell, (0, 0))
             cells[cell] = bits | bit, curve.color
 
-    labels = {0: format_short(high)}
-    labels.setdefault(height - 1, format_short(low))
+    labels = {0: format_axis_value(high)}
+    labels.setdefault(height - 1, format_axis_value(low))
     lines = []
     for row in range(height):
         line = Text(f"{labels.get(row, ''):>{LABEL_WIDTH}} " + ("│" if braille else "|"))
@@ -75,7 +75,7 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
             else:
                 line.append(" ")
         lines.append(line)
-    first, last = format_short(left), format_short(right)
+    first, last = format_axis_value(left), format_axis_value(right)
     axis = f"{'':{LABEL_WIDTH + 2}}{first}{last:>{max(1, characters - len(first))}}"
     return [*lines, Text(axis, style="dim")]
 
@@ -100,7 +100,7 @@ def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     return cells
 
 
-def format_short(value: float) -> str:
+def format_axis_value(value: float) -> str:
     """Format a number in at most nine characters."""
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"

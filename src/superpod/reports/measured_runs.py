@@ -49,10 +49,10 @@ def explain_impossible(run: MeasuredRun) -> str:
         columns.from_job(run.job)
     except UserError as error:
         return str(error)
-    return _excess_memory(run) or _excess_time(run) or _excess_speed(run)
+    return _describe_excess_memory(run) or _describe_excess_time(run) or _describe_excess_speed(run)
 
 
-def _excess_memory(run: MeasuredRun) -> str:
+def _describe_excess_memory(run: MeasuredRun) -> str:
     """Describe peaks that exceed the memory of the GPU."""
     gpu = run.job.node.gpu
     peaks = {"allocated": run.allocated_gib, "reserved": run.reserved_gib}
@@ -63,14 +63,14 @@ def _excess_memory(run: MeasuredRun) -> str:
     return f"{' and '.join(over)}, but {capacity_text}; specify the peak of one GPU, in GiB"
 
 
-def _excess_time(run: MeasuredRun) -> str:
+def _describe_excess_time(run: MeasuredRun) -> str:
     expected = float(steptime.step(run.job, columns.from_job(run.job)).seconds)
     if run.seconds <= MAX_TIMES_PLANNED * expected:
         return ""
     return f"a step of {run.seconds:.4g} s is over {MAX_TIMES_PLANNED:,} times the planned {expected:.4g} s"
 
 
-def _excess_speed(run: MeasuredRun) -> str:
+def _describe_excess_speed(run: MeasuredRun) -> str:
     """Describe a step shorter than a kernel launch, or a rate above the peak of the GPU.
 
     Attention is not counted for fine-tuning: packed samples attend to less than the entire sequence.

@@ -40,7 +40,7 @@ def find_nearest(job: PlannedJob) -> Published | None:
     if not rows:
         return None
 
-    def distance(row: _Row) -> tuple[bool, float, float]:
+    def distance(row: _PublishedRow) -> tuple[bool, float, float]:
         sizes = abs(math.log2(row.run.gpus / job.gpus))
         return row.precision[:3] != job.precision[:3], abs(math.log2(row.seq / job.seq)), sizes
 
@@ -56,7 +56,7 @@ def find_nearest(job: PlannedJob) -> Published | None:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _PublishedRow:
     """A published run, and the parts of its recipe's name."""
 
     run: Published
@@ -68,7 +68,7 @@ class _Row:
 
 
 @cache
-def _read_rows() -> list[_Row]:
+def _read_rows() -> list[_PublishedRow]:
     from superpod.collection import registry
     from superpod.planner.formats.config_files import read_toml
 
@@ -81,5 +81,5 @@ def _read_rows() -> list[_Row]:
         for one in runs:
             source = one["source"].removesuffix("@")
             run = Published(name, one["gpus"], float(one["tokens_per_s_per_gpu"]), one["release"], source)
-            rows.append(_Row(run, recipe.model.name, recipe.task, recipe.gpu, recipe.precision, recipe.seq))
+            rows.append(_PublishedRow(run, recipe.model.name, recipe.task, recipe.gpu, recipe.precision, recipe.seq))
     return rows

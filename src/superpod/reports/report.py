@@ -31,7 +31,7 @@ MAKER = "superpod-recipes, a picture of losses"
 """Creator in the metadata of our images: `--plot` overwrites no other files."""
 _RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The color-blind safe palette of Okabe and Ito (jfly.uni-koeln.de/color)."""
-CALIBRATE_FROM = 0.1
+MIN_DEVIATION = 0.1
 """Relative deviation from the plan at which `recipes calibrate` is recommended."""
 
 
@@ -69,9 +69,9 @@ def summary(run: RunFolder) -> Summary:
     """Summarize a run, finished or not. Throughputs are medians over all steps except the first of each attempt."""
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
     steps, _ = run_record.read_steps(lines)
-    in_steps = run_record.summarize(steps)
+    in_steps = run_record.summarize_steps(steps)
 
-    plan = {} if rehearsal else _planned_layout(run)
+    plan = {} if rehearsal else _read_planned_layout(run)
     planned_rate, reasons = plan.get("tokens_per_s_per_gpu"), plan.get("why")
     return Summary(
         recipe=run.recipe,
@@ -87,12 +87,12 @@ def summary(run: RunFolder) -> Summary:
         rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
         tokens=None if in_steps.tokens is None else int(in_steps.tokens),
-        tokens_per_s=median_or_none(_throughputs(steps)),
+        tokens_per_s=median_or_none(_compute_throughputs(steps)),
         tokens_per_s_per_gpu=in_steps.rate,
         planned_tokens_per_s_per_gpu=planned_rate if is_number(planned_rate) else None,
         planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
-        peak_allocated_gib=run_record.peak_gib(lines, attempts),
-        wall_time_s=sum(_wall_time_s(run_record.read_span(attempt)) for attempt in attempts),
+        peak_allocated_gib=run_record.compute_peak_gib(lines, attempts),
+        wall_time_s=sum(_compute_wall_time_s(run_record.read_span(attempt)) for attempt in attempts),
     )
 
 
@@ -105,12 +105,12 @@ def render(run: Summary) -> "Table":
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in rows(run):
+    for name, value in build_rows(run):
         table.add_row(name, Text(value))
     return table
 
 
-def loss_curve(run: RunFolder, path: Path) -> Path:
+def save_loss_plot(run: RunFolder, path: Path) -> Path:
     """Plot training and validation loss against steps, save the plot (900 x 500 pixels) to `path`, and return `path`.
 
     Thin vertical lines mark the start of later attempts. A dashed horizontal line marks the unigram entropy of the
@@ -121,11 +121,11 @@ def loss_curve(run: RunFolder, path: Path) -> Path:
     _draw_losses(axes, lines)
     _draw_attempts(axes, lines)
     _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
-    _style(axes, run.recipe, _caption(lines))
-    return _save(figure, path)
+    _style_axes(axes, run.recipe, _build_caption(lines))
+    return _save_figure(figure, path)
 
 
-def loss_curves(runs: list[RunFolder], path: Path) -> Path:
+def save_comparison_plot(runs: list[RunFolder], path: Path) -> Path:
     """Plot the training losses of several runs against tokens, save the plot to `path`, and return `path`.
 
     The x axis shows tokens, not steps, so that runs with different batch sizes are comparable. Dots are validation
@@ -141,12 +141,12 @@ def loss_curves(runs: list[RunFolder], path: Path) -> Path:
             axes.plot(*zip(*train, strict=True), color=color, linewidth=1.6, label=label, zorder=3)
         if validation:
             axes.plot(*zip(*validation, strict=True), color=color, marker="o", markersize=5, linewidth=0, zorder=4)
-    _style(axes, f"{len(runs)} runs", "lines: training, dots: validation")
+    _style_axes(axes, f"{len(runs)} runs", "lines: training, dots: validation")
     axes.set_xlabel("tokens", color=_INK, fontsize=10)
-    return _save(figure, path)
+    return _save_figure(figure, path)
 
 
-def _save(figure: "Figure", path: Path) -> Path:
+def _save_figure(figure: "Figure", path: Path) -> Path:
     """Save a plot atomically. A symbolic link at `path` is replaced; its target is not changed."""
     image = io.BytesIO()
     extension = path.suffix.removeprefix(".")
@@ -164,29 +164,29 @@ def _new_figure() -> "tuple[Figure, Axes]":
     return figure, figure.add_subplot()
 
 
-def rows(run: Summary) -> list[tuple[str, str]]:
+def build_rows(run: Summary) -> list[tuple[str, str]]:
     """Return the names and values in the table, from top to bottom, without unknown values."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     pairs = [
         ("state", state),
         ("steps", f"{run.steps:,} in {counted(run.attempts, 'attempt')}"),
         ("loss", run.losses.text),
-        ("validation loss", _number(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
-        ("unigram entropy", _number(run.unigram_entropy_nats, ".4f", "nats/token")),
-        ("tokens", _number(run.tokens, ",.0f", "")),
-        ("throughput", _number(run.tokens_per_s, ",.0f", "tokens/s")),
+        ("validation loss", _format_number(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
+        ("unigram entropy", _format_number(run.unigram_entropy_nats, ".4f", "nats/token")),
+        ("tokens", _format_number(run.tokens, ",.0f", "")),
+        ("throughput", _format_number(run.tokens_per_s, ",.0f", "tokens/s")),
         ("", "(a rehearsal on CPUs: not representative of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
-        ("per GPU", "" if run.rehearsal else _number(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("per GPU", "" if run.rehearsal else _format_number(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
         ("planned", _compare_with_plan(run)),
-        ("", _calibrate_hint(run)),
-        ("peak memory", _number(run.peak_allocated_gib, ".2f", "GiB per rank")),
+        ("", _suggest_calibration(run)),
+        ("peak memory", _format_number(run.peak_allocated_gib, ".2f", "GiB per rank")),
         ("wall time", duration(run.wall_time_s)),
         ("folder", str(run.path)),
     ]
     return [(name, value) for name, value in pairs if value]
 
 
-def _planned_layout(run: RunFolder) -> JsonObject:
+def _read_planned_layout(run: RunFolder) -> JsonObject:
     """Return the layout of the run from plan.json, with its predictions; {} if there is none."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict):
@@ -208,20 +208,20 @@ def _compare_with_plan(run: Summary) -> str:
     return text
 
 
-def _calibrate_hint(run: Summary) -> str:
+def _suggest_calibration(run: Summary) -> str:
     """Return the command that calibrates the planner for these machines, if a finished run was far from its plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
-    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATE_FROM:
+    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < MIN_DEVIATION:
         return ""
     command = f"recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
     return f"to plan with the speed of these machines: {command}"
 
 
-def _number(value: float | None, spec: str, unit: str) -> str:
+def _format_number(value: float | None, spec: str, unit: str) -> str:
     return "" if value is None else f"{value:{spec}} {unit}".strip()
 
 
-def _throughputs(steps: Sequence[Step]) -> list[float]:
+def _compute_throughputs(steps: Sequence[Step]) -> list[float]:
     """Tokens/s over all GPUs, for each steady step."""
     tokens_before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
     rates = []
@@ -231,7 +231,7 @@ def _throughputs(steps: Sequence[Step]) -> list[float]:
     return rates
 
 
-def _wall_time_s(span: Span) -> float:
+def _compute_wall_time_s(span: Span) -> float:
     """Seconds from the start of an attempt to its end or last heartbeat, or until now if it has neither."""
     if span.began is None:
         return 0.0
@@ -265,14 +265,14 @@ def _draw_entropy(axes: "Axes", nats: float | None) -> None:
         axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
 
 
-def _caption(lines: list[JsonObject]) -> str:
+def _build_caption(lines: list[JsonObject]) -> str:
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     if not losses:
         return "no step recorded yet"
     return f"{lines[-1]['step']:,} steps, loss {losses[0]:.3f} \u2192 {losses[-1]:.3f}"
 
 
-def _style(axes: "Axes", title: str, caption: str) -> None:
+def _style_axes(axes: "Axes", title: str, caption: str) -> None:
     """Set the title and labels, a light grid in the background, and no frame."""
     from matplotlib.ticker import MaxNLocator
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from superpod.reports import published_runs, recommendation
 from superpod.reports.published_runs import Published
 from superpod.reports.runs.loss_summary import LossSummary
-from superpod.reports.runs.run_record import PRODUCTIVE, Record, Span, Step, median_or_none, summarize
+from superpod.reports.runs.run_record import PRODUCTIVE, Record, Span, Step, median_or_none, summarize_steps
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MIN_DRIFT_STEPS = 8
 """Minimum number of timed steps for computing a drift."""
 GOODPUT = "seconds of productive steps / seconds from the start of the first attempt to the end of the last"
-PARTS = (
+TIME_CATEGORIES = (
     *(PRODUCTIVE, "repeated steps", "starting", "validation", "saves and pauses", "ending"),
     "between attempts",
 )
@@ -28,7 +28,7 @@ ROUNDING = 1.02
 """The parts of an attempt may exceed its duration by this factor, because times in logs are rounded."""
 MAX_PROFILE_BYTES = 64 * 2**20
 """Maximum size of a profile that a report reads; `recipes profile show` reads any size."""
-SLOW_SCORE = 0.95
+MIN_SCORE = 0.95
 """A rank with a lower score is slow; 1 = as fast as the fastest rank."""
 
 
@@ -100,11 +100,11 @@ def compute_figures(run: Record) -> Figures:
     """Compute the figures of a run."""
     seconds = [step.seconds for step in run.steady if step.seconds]
     p50 = median_or_none(seconds)
-    mfu, hfu, tflops, formula = _utilization(run, p50)
+    mfu, hfu, tflops, formula = _compute_utilization(run, p50)
     time_s = split_wall_time(run)
     wall_s = sum(time_s.values()) if time_s else None
     longest_saves = [span.longest_save_s for span in run.spans if span.longest_save_s]
-    summary = summarize(run.steps)
+    summary = summarize_steps(run.steps)
     figures = Figures(
         steps=summary.steps,
         attempts=len(run.spans),
@@ -113,19 +113,19 @@ def compute_figures(run: Record) -> Figures:
         losses=summary.losses,
         val_loss=summary.val_loss,
         val_step=summary.val_step,
-        grad_norm_end=_first_known_value(reversed(run.steps), "grad_norm"),
+        grad_norm_end=_find_first_value(reversed(run.steps), "grad_norm"),
         grad_norm_most=max((step.grad_norm for step in run.steps if step.grad_norm is not None), default=None),
         lr_most=max((step.lr for step in run.steps if step.lr is not None), default=None),
-        lr_end=_first_known_value(reversed(run.steps), "lr"),
+        lr_end=_find_first_value(reversed(run.steps), "lr"),
         tokens=summary.tokens,
         rate=summary.rate,
-        step_s=percentiles(seconds),
-        drift=_drift(seconds),
+        step_s=compute_percentiles(seconds),
+        drift=_compute_drift(seconds),
         tflops=tflops,
         mfu=mfu,
         hfu=hfu,
         flops_formula=formula,
-        slow_ranks=_slow_ranks(run),
+        slow_ranks=_describe_slow_ranks(run),
         peak_gib=run.peak_gib,
         saves=run.saved,
         save_s=max((*run.saves_s, *longest_saves), default=0.0) or None,
@@ -140,7 +140,7 @@ def compute_figures(run: Record) -> Figures:
     return replace(figures, next=recommendation.recommend(run, figures))
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+def compute_percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return p50, p90 and p99 with linear interpolation, as `numpy.percentile` does; {} for an empty sequence."""
     if not seconds:
         return {}
@@ -159,7 +159,7 @@ def split_wall_time(run: Record) -> dict[str, float]:
     spans = [span for span in run.spans if span.began is not None and span.ended is not None]
     if not spans or len(spans) < len(run.spans) or not any(step.t for step in run.steps):
         return {}
-    time_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    time_s: dict[str, float] = dict.fromkeys(TIME_CATEGORIES, 0.0)
     for span in spans:
         parts = _split_attempt(run, span)
         if sum(parts.values()) > ROUNDING * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
@@ -194,7 +194,7 @@ def _split_attempt(run: Record, span: Span) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
+def _compute_utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
     """Return MFU, HFU, model TFLOP/s per GPU, and the formula in words."""
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
@@ -249,13 +249,13 @@ def _compare_with_plan(run: Record) -> Planned | None:
         allocated_gib=prediction.allocated_gib_max,
         reserved_gib=prediction.reserved_gib_max,
         stages_gib=stages,
-        measured_stages_gib=_measured_stages(run, job),
+        measured_stages_gib=_compute_stage_peaks(run, job),
         bound=explain.bound(prediction),
-        profiled=_profiled_terms(run),
+        profiled=_read_profiled_terms(run),
     )
 
 
-def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
+def _read_profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
     """Return the terms from a profile in the run folder; () if there is none, or it exceeds MAX_PROFILE_BYTES."""
     from superpod.errors import UserError
     from superpod.profiles import profile_files, profile_summary
@@ -275,7 +275,7 @@ def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
     return [(row.name, row.planned_s, row.measured_s) for row in rows]
 
 
-def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
+def _compute_stage_peaks(run: Record, job: PlannedJob) -> list[float | None]:
     """Return the highest peak of all ranks per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
     peaks: list[float | None] = [None] * job.layout.pp
     for rank in run.ranks:
@@ -285,11 +285,11 @@ def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
     return peaks
 
 
-def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
+def _describe_slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
     """Describe the slowest ranks, based on their scores or, without scores, their last steps."""
     scored_ranks = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored_ranks:
-        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < SLOW_SCORE][:max_ranks]
+        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < MIN_SCORE][:max_ranks]
         return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow_ranks)
     newest_step = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
     late_ranks = sorted(
@@ -299,14 +299,14 @@ def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
     return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest_step} ({r.phase})" for step, _, r in late_ranks)
 
 
-def _drift(seconds: Sequence[float]) -> float | None:
+def _compute_drift(seconds: Sequence[float]) -> float | None:
     if len(seconds) < MIN_DRIFT_STEPS:
         return None
     quarter = len(seconds) // 4
     return median(seconds[-quarter:]) / median(seconds[:quarter]) - 1
 
 
-def _first_known_value(steps: Iterable[Step], name: str) -> float | None:
+def _find_first_value(steps: Iterable[Step], name: str) -> float | None:
     """Return the first known value of a field."""
     values = (getattr(step, name) for step in steps)
     return next((value for value in values if value is not None), None)

@@ -42,8 +42,8 @@ def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
     Raises:
         UserError: a path does not exist, a folder contains no log, or a run has no attempt of that name.
     """
-    runs = [path for path in paths if is_run(path)]
-    logs = [path for path in paths if not is_run(path)]
+    runs = [path for path in paths if is_run_folder(path)]
+    logs = [path for path in paths if not is_run_folder(path)]
     if attempt and not runs:
         raise UserError("--attempt applies only to run folders", "leave it out for logs")
     diagnoses = [diagnose_run(RunFolder.open(path), attempt) for path in runs]
@@ -52,7 +52,7 @@ def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
     return diagnoses
 
 
-def is_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Return whether a path is a run folder."""
     return path.is_dir() and (path / "run.json").is_file()
 
@@ -106,7 +106,7 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
     if attempt and attempt.zfill(3) not in names:
         raise UserError(f"{run.path} has no attempt {attempt}", f"its attempts: {', '.join(names) or 'none yet'}")
     if not attempts:
-        return Diagnosis(str(run.path), _verdict_without_attempts(run))
+        return Diagnosis(str(run.path), _diagnose_job_outputs(run))
 
     chosen_attempt = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
     verdict = diagnose.judge_attempt(run, chosen_attempt)
@@ -120,10 +120,10 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
             verdict = replace(verdict, words=f"the logs contain no cause; the run is {status.state}: {status.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_describe_earlier(attempts, chosen_attempt)))
     verdict = _adapt_to_launcher(verdict, run, chosen_attempt)
-    return Diagnosis(str(run.path), _add_plan(verdict, run, chosen_attempt), chosen_attempt.name)
+    return Diagnosis(str(run.path), _add_planned_memory(verdict, run, chosen_attempt), chosen_attempt.name)
 
 
-def _verdict_without_attempts(run: RunFolder) -> Verdict:
+def _diagnose_job_outputs(run: RunFolder) -> Verdict:
     """Diagnose the output of Slurm jobs that started no attempt."""
     outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
     if outputs:
@@ -152,7 +152,7 @@ def _describe_earlier(attempts: Sequence[Attempt], shown_attempt: Attempt) -> li
     return lines
 
 
-def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
+def _add_planned_memory(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
     """If the GPU ran out of memory, add the planned and actual memory, and the changes that cost the least time."""
     if verdict.state != FAILED or verdict.root is None or verdict.root.name not in MEMORY_CAUSES:
         return verdict

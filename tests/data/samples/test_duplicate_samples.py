@@ -55,12 +55,12 @@ def folder(tmp_path, monkeypatch):
 
 def packed(texts, model, out, **more):
     """Return the counts, and the samples of both parts by token ids."""
-    from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION, Sizes
+    from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION, PackingSizes
 
     names, weights = sources.parse_data_options(texts)
     options = DataOptions(names, weights=weights, **more)
     packed_data.check_data(options)
-    sizes = Sizes(longest=128, size=256, batch=1, multiple=1, aligned=16)
+    sizes = PackingSizes(longest=128, size=256, batch=1, multiple=1, aligned=16)
     counts = packed_data.pack(options, sizes, model, out)
     parts = []
     for name in (TRAIN, VALIDATION):

@@ -35,9 +35,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def sizes():
-    from superpod.weights.finetuning.data_and_weights import Sizes
+    from superpod.weights.finetuning.data_and_weights import PackingSizes
 
-    return Sizes(longest=64, size=128, batch=2, multiple=1, aligned=16)
+    return PackingSizes(longest=64, size=128, batch=2, multiple=1, aligned=16)
 
 
 def packed(options, sizes, folder, out):
@@ -46,7 +46,7 @@ def packed(options, sizes, folder, out):
     from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION
 
     packed_data.check_data(options)
-    kept = packed_data.tokenizer_folder(options, folder / "model", out)
+    kept = packed_data.prepare_tokenizer_folder(options, folder / "model", out)
     tokenizer = chat.load_tokenizer(str(kept))
     counts = packed_data.pack(options, sizes, tokenizer, out)
     texts = []

@@ -42,9 +42,8 @@ def compute_epoch(samples: Sequence[int], weights: Sequence[float]) -> list[Sour
     epoch = max(count / share if share else float("inf") for count, share in zip(samples, shares, strict=True))
     if epoch > MAX_EPOCH_RATIO * sum(samples):
         raise UserError(
-            f"with weights {', '.join(f'{weight:g}' for weight in weights)} for {', '.join(map(str, samples))} samples, "
-            f"an epoch that contains every sample has {epoch:.3g} samples, which is more than {MAX_EPOCH_RATIO} times "
-            "their number",
+            f"weights {', '.join(f'{weight:g}' for weight in weights)} for {', '.join(map(str, samples))} samples: "
+            f"an epoch that contains every sample has {epoch:.3g} samples, over {MAX_EPOCH_RATIO} times as many",
             "choose weights closer to the sizes of the files, or shorten the file with the small weight",
         )
     taken_counts = [max(count, round(epoch * share)) for count, share in zip(samples, shares, strict=True)]

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.runtime.runs.run_folder import RunFolder
-    from superpod.weights.finetuning.data_and_weights import Sizes
+    from superpod.weights.finetuning.data_and_weights import PackingSizes
 
 BASES = ".models"
 """Folder next to the run folders (`owner.folder_in`) that contains the models imported by this user."""
 DECLARED = Size()
 """The smallest declared size of the recipe."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
-_COUNTS = packed_data.COUNTS
+_COUNTS = packed_data.COUNTS_FILE
 _IMPORTER = b"table of both directions, forward check"
 """Part of the digest. Change it when the import changes: models imported by earlier versions, which silently lost
 biases, must not be reused."""
@@ -53,7 +53,7 @@ class Task:
     """Absolute paths of files and dataset folders, and absolute globs."""
     validation_data: tuple[str, ...] = ()
     share: float | None = None
-    """Share of held-out samples; None = `packed_data.SHARE` unless there is `validation_data`."""
+    """Share of held-out samples; None = `packed_data.VALIDATION_SHARE` unless there is `validation_data`."""
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
@@ -240,10 +240,10 @@ def task_change(
         data = run_folder / "data"
         keeps_model_files = not (late_file or task.start)  # the import keeps the model's small files
         model_files = base / KEPT if keeps_model_files else Path(task.model)
-        tokenizer = packed_data.tokenizer_folder(task.samples, model_files, data)
+        tokenizer = packed_data.prepare_tokenizer_folder(task.samples, model_files, data)
         counts = pack_data(task, sizes, tokenizer, data)
         tokenizer = base / KEPT if tokenizer == model_files and not task.start else tokenizer
-        data_and_weights.set_weights(partial, base)
+        data_and_weights.set_initial_weights(partial, base)
         held_out = counts["validation"]["sequences"]
         data_and_weights.set_data(partial, data, sizes, tokenizer, held_out, packed=task.pack)
         steps_and_checkpoints.set_steps(partial, steps)
@@ -281,7 +281,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
             importer = "superpod.launch.convert:import_hf"
             import_arguments = {"folder": str(model), "out": str(base), "forward_check": forward_check}
             subprocess_call.call(importer, log, **import_arguments)
-        for line in conversion.import_notes(base):
+        for line in conversion.read_import_notes(base):
             note(line)
     return base
 
@@ -309,7 +309,7 @@ def is_packed(run: RunFolder) -> bool:
     return (packed_folder(run) / _COUNTS).is_file()
 
 
-def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
+def pack_data(task: Task, sizes: PackingSizes, tokenizer_folder: Path, out: Path) -> Counts:
     """Write packed.json and the .npy files to `out`, unless they exist; return the training and validation counts.
 
     Raises:

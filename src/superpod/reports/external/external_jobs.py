@@ -48,7 +48,7 @@ COMPARED_FIELDS = (
 )
 """Fields of a model shape that identify the model."""
 REQUIRED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads")
-NONE = ("None", "none", "")
+NONE_TEXTS = ("None", "none", "")
 
 
 def parse_count(facts: Mapping[str, str], name: str) -> int | None:
@@ -77,21 +77,23 @@ def build_job(
     if not (gpus and seq and batch):
         return None, "its log does not contain the number of GPUs, the sequence length or the batch size"
 
-    is_fp8 = facts.get("fp8", "None") not in (*NONE, "False")
-    row = {column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE}
+    is_fp8 = facts.get("fp8", "None") not in (*NONE_TEXTS, "False")
+    row = {
+        column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE_TEXTS
+    }
     row |= {"model": "gpt", "gpu": node.gpu.name, "gpus": str(gpus), "seq": str(seq), "gbs": str(batch)}
-    row |= {"precision": "fp8" if is_fp8 else "bf16", "flags": "; ".join(_known_flags(facts, is_fp8=is_fp8))}
+    row |= {"precision": "fp8" if is_fp8 else "bf16", "flags": "; ".join(_list_flags(facts, is_fp8=is_fp8))}
     try:
         return _name_model(published.job(row)), ""
     except UserError as error:
         return None, f"the planner cannot read its arguments: {error}"
 
 
-def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
+def _list_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
     """Return the arguments that the planner supports, as `name=value`."""
     from superpod.planner.formats import megatron_args
 
-    flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE}
+    flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE_TEXTS}
     if is_fp8 and "fp8_recipe" in facts:
         flags["fp8-recipe"] = facts["fp8_recipe"]
     if facts.get("add_bias_linear") == "False":

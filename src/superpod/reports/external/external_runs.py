@@ -19,7 +19,7 @@ from superpod.diagnosis.losses import Series
 from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.reports.external import external_jobs, log_fields, log_folder
-from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, interval, merge_reports
+from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, compute_interval, merge_reports
 from superpod.reports.why import LOG_NAMES, SKIPPED_FOLDERS
 
 EVENTS = "events.out.tfevents"
@@ -40,7 +40,7 @@ def read_run(path: Path, gpu: str = "") -> Record:
         UserError: there is no step, the files cannot be read, TensorBoard is not installed, or the GPU is unknown.
     """
     try:
-        files = [path] if path.is_file() else _files_below(path)
+        files = [path] if path.is_file() else _list_files(path)
         events = [file for file in files if file.name.startswith(EVENTS)]
         if events:
             from superpod.reports.external import tensorboard_runs
@@ -66,7 +66,7 @@ def read_run(path: Path, gpu: str = "") -> Record:
     return replace(_build_record(path, with_steps, logs, gpu), left_out=left_out)
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     """Return the files in a folder and its subfolders.
 
     Raises:
@@ -238,7 +238,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
     return Record(
         name=path.name,
         path=path,
-        source=_source(with_steps),
+        source=_name_source(with_steps),
         steps=external_jobs.add_rates(steps, seq, gpus, batch),
         repeated=repeated,
         spans=spans,
@@ -261,7 +261,7 @@ def _build_rank(rank: int, memory: Mapping[int, float], scores: Mapping[int, tup
     return Rank(rank, node, allocated_gib=memory.get(rank), score=score)
 
 
-def _source(logs: Sequence[_Log]) -> str:
+def _name_source(logs: Sequence[_Log]) -> str:
     if any(log.is_bridge for log in logs):
         return "log of Megatron-Bridge"
     if any(log.is_nemo for log in logs):
@@ -277,14 +277,14 @@ def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step,
     spans: list[Span] = []
     known: set[tuple[object, ...]] = set()
     for log in sorted(logs, key=lambda log: (min(log.began.values(), default=0.0), str(log.path))):
-        own_steps = log.reports or _steps_from_losses(log.series)
+        own_steps = log.reports or _build_steps_from_losses(log.series)
         values = {(step.step, step.loss, step.seconds) for step in own_steps}
         if values <= known:
             continue
         known |= values
 
         offset = len(spans)  # attempts are numbered consecutively across logs
-        counted_steps = _count_steps(own_steps)
+        counted_steps = _set_step_counts(own_steps)
         for name in dict.fromkeys(step.attempt for step in own_steps):
             began, ended = None, None
             timed_steps = [step for step in counted_steps if step.attempt == name and step.t is not None]
@@ -298,7 +298,7 @@ def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step,
     return *merge_reports(reports), tuple(spans)
 
 
-def _steps_from_losses(series: Series) -> list[Step]:
+def _build_steps_from_losses(series: Series) -> list[Step]:
     """Return the steps of a log from which only the losses are read."""
     points = sorted((*series.points, *series.bad_points), key=lambda point: point.line.number)
     steps = []
@@ -308,9 +308,9 @@ def _steps_from_losses(series: Series) -> list[Step]:
     return steps
 
 
-def _count_steps(steps: Sequence[Step]) -> list[Step]:
+def _set_step_counts(steps: Sequence[Step]) -> list[Step]:
     """Set how many steps each report covers: a log with one line per ten steps contains their means."""
-    usual_interval = interval(steps)
+    usual_interval = compute_interval(steps)
     counted_steps = []
     for i, step in enumerate(steps):
         covered_steps = min(usual_interval, step.step)

@@ -53,7 +53,7 @@ def parse_fields(text: str) -> dict[str, float]:
 
 def has_plausible_time(fields: Mapping[str, float]) -> bool:
     """Return whether the step time in a line is plausible or missing."""
-    seconds = _seconds(fields)
+    seconds = _get_step_time_s(fields)
     return seconds is None or MIN_STEP_S <= seconds <= MAX_STEP_S
 
 
@@ -70,7 +70,7 @@ def describe_left_out(steps: Sequence[str]) -> str:
     )
 
 
-def _seconds(fields: Mapping[str, float]) -> float | None:
+def _get_step_time_s(fields: Mapping[str, float]) -> float | None:
     milliseconds = fields.get("elapsed time per iteration (ms)")
     return milliseconds / 1000 if milliseconds is not None else fields.get("train_step_timing in s")
 
@@ -87,7 +87,7 @@ def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: f
         bad_loss=loss is not None and not math.isfinite(loss),
         lr=finite_or_none(fields.get("learning rate", fields.get("lr"))),
         grad_norm=finite_or_none(fields.get("grad norm", fields.get("grad_norm"))),
-        seconds=_seconds(fields),
+        seconds=_get_step_time_s(fields),
         tokens=fields.get("consumed samples", fields.get("consumed_samples")),
         tflops=fields.get("throughput per GPU (TFLOP/s/GPU)", tflops) or None,
     )

@@ -40,7 +40,7 @@ def iterate_files(folder: Path, skipped_names: Collection[str] = ()) -> Iterator
                 "specify the folder with the logs of one run",
             )
         if entry.is_dir(follow_symlinks=False):
-            pending_entries.append([] if entry.name in skipped_names else _scan(entry))
+            pending_entries.append([] if entry.name in skipped_names else _list_entries(entry))
         elif _is_file(entry):
             yield Path(entry.path)
 
@@ -56,7 +56,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _scan(entry: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+def _list_entries(entry: os.DirEntry[str]) -> list[os.DirEntry[str]]:
     try:
         return sorted(os.scandir(entry.path), key=_name, reverse=True)
     except OSError:

@@ -36,10 +36,10 @@ class AttemptView:
 def read_attempts(run: RunFolder) -> list[AttemptView]:
     """Read all attempts of a run, oldest first; query Slurm about attempts that did not record their end."""
     attempts = run.attempts
-    return [read_attempt(attempt, _unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
+    return [read_attempt(attempt, _find_unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
 
 
-def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
+def _find_unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
     """How an attempt ended that did not record its end; None if it did, or if it is still running."""
     if not attempt.result or "ended" in attempt.result:
         return None
@@ -61,27 +61,27 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
     result = attempt.result
     if not result:
         return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or truncated")
-    began = _time(result.get("started"))
-    end_time = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
+    began = _time_or_none(result.get("started"))
+    end_time = _time_or_none(result.get("ended")) or _time_or_none(attempt.heartbeat().get("t"))
     nodes, message = result.get("nodes"), result.get("message", "")
     return AttemptView(
         attempt=attempt.name,
         state=end.state if end else State(result["state"]),
-        message=end.message if end else _text(message),
-        notes=tuple(resume_notes(attempt)),
+        message=end.message if end else _text_or_empty(message),
+        notes=tuple(list_resume_notes(attempt)),
         job=str(result.get("job") or ""),
-        restarts=_count(result.get("restarts")) or 0,
+        restarts=_int_or_none(result.get("restarts")) or 0,
         began=began,
         took_s=max(0.0, end_time - began) if began and end_time else None,
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
-        resumed_step=_count(attempt.resume.get("step", result.get("before"))),
-        last_step=_count(result.get("last_step")),
-        checkpoint=_count(result.get("checkpoint")),
-        exit_code=_count(result.get("exit_code")),
+        resumed_step=_int_or_none(attempt.resume.get("step", result.get("before"))),
+        last_step=_int_or_none(result.get("last_step")),
+        checkpoint=_int_or_none(result.get("checkpoint")),
+        exit_code=_int_or_none(result.get("exit_code")),
     )
 
 
-def resume_notes(attempt: Attempt) -> list[str]:
+def list_resume_notes(attempt: Attempt) -> list[str]:
     """Return the decision on corrupt and unverified checkpoints before the ranks started; [] if all were verified.
 
     Earlier versions did not record whether a checkpoint was verified.
@@ -92,13 +92,13 @@ def resume_notes(attempt: Attempt) -> list[str]:
     return [text] if isinstance(text, str) and is_noteworthy else []
 
 
-def _time(value: object) -> float | None:
+def _time_or_none(value: object) -> float | None:
     return float(value) if is_number(value) and value > 0 else None
 
 
-def _count(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""

@@ -80,16 +80,16 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
     if not path.is_dir():
         raise UserError(f"{path} is not a folder", expected)
     run = find_run(path)
-    losses = _read_losses(run.path) if run else {}
+    losses = _read_validation_losses(run.path) if run else {}
     if (path / checkpoint_metadata.WEIGHTS).is_dir():
-        return [_read(path, losses)]
+        return [_read_checkpoint(path, losses)]
     folder = run.checkpoints if run and run.path == path else path
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     marked_folders = marked_names(entries)
     folders = [e for e in entries if is_own_folder(e) and (is_checkpoint(e) or e.name in marked_folders)]
     if not folders and folder == path:
         raise UserError(f"{path} contains no checkpoint", expected)
-    checkpoints = [_read(folder, losses) for folder in folders]
+    checkpoints = [_read_checkpoint(folder, losses) for folder in folders]
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.name))
 
 
@@ -100,7 +100,7 @@ def find_run(path: Path) -> RunFolder | None:
     return next((run for run in runs if run.path == path or run.checkpoints in (path, path.parent)), None)
 
 
-def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
+def _read_checkpoint(path: Path, losses: dict[int, float]) -> Checkpoint:
     survey = checkpoint_files.check_sizes(path)
     problems = survey.problems
     step = step_of(path.name)
@@ -138,7 +138,7 @@ def _read_layout(checkpoint: Path) -> dict[str, int]:
     return layout
 
 
-def _read_losses(run: Path) -> dict[int, float]:
+def _read_validation_losses(run: Path) -> dict[int, float]:
     """Validation loss by step; the last line of a step takes precedence."""
     lines = last_of_each_step(read_metrics(run))
     return {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
@@ -236,7 +236,7 @@ def describe_next_resume(where: Path) -> str:
     return f"the next attempt {decision.message}"
 
 
-def remove(checkpoint: Checkpoint) -> None:
+def remove_checkpoint(checkpoint: Checkpoint) -> None:
     """Remove a checkpoint; if it is a symbolic link, only the link.
 
     During the removal it is marked as unfinished, as NeMo does during a save, so that no run resumes from a part of it.

@@ -108,7 +108,7 @@ class FollowedRun(RunFolder):
         return self.file.lines[-MAX_NEWEST_LINES:]
 
 
-def curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:
+def extract_curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:
     """Return the (step, value) pairs of a field of `lines`.
 
     If there are more than `max_points`, neighboring points are averaged, except for the newest point. An average has

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from superpod.common.json_files import JsonObject, is_number
 from superpod.common.units import duration
 from superpod.errors import counted
-from superpod.reports.runs.logs import Reader
+from superpod.reports.runs.logs import LogReader
 from superpod.runtime.heartbeat import stall
 from superpod.runtime.heartbeat.heartbeat import ENDED_PHASES
 from superpod.runtime.runs.run_folder import RunFolder
@@ -79,7 +79,7 @@ class LastLines:
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._attempt = run, ""
-        self._reader: Reader | None = None
+        self._reader: LogReader | None = None
         self._lines: deque[str] = deque(maxlen=LINES)
 
     def refresh(self) -> list[str]:
@@ -91,7 +91,7 @@ class LastLines:
             return []
         if self._reader is None or attempts[-1].name != self._attempt:
             self._attempt = attempts[-1].name
-            self._reader = Reader(self._run, attempt=self._attempt, last_bytes=LOG_BYTES)
+            self._reader = LogReader(self._run, attempt=self._attempt, last_bytes=LOG_BYTES)
             self._lines.clear()
         for line in self._reader.read_new():
             text = line.partition("] ")[2].strip()

@@ -12,7 +12,7 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import State
 
 
-class Reader:
+class LogReader:
     """Reads the logs of a run in the order of attempts and ranks; each call of `read_new` reads only new lines.
 
     Terminal control codes and secrets are removed from the lines.
@@ -66,7 +66,7 @@ class Reader:
             for path in self._files(attempt):
                 self.files += 1
                 for line in self._lines(path, by_rank=True):
-                    yield f"[{attempt.name} {_label(path, line.rank)}] {line.text}"
+                    yield f"[{attempt.name} {_format_label(path, line.rank)}] {line.text}"
             if has_end:
                 self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
@@ -135,7 +135,7 @@ def has_ended(run: RunFolder) -> bool:
     return over and (last is None or "ended" in last.result)
 
 
-def _label(path: Path, rank: int | None) -> str:
+def _format_label(path: Path, rank: int | None) -> str:
     node = node_of(path)
     if node is None:
         return path.stem

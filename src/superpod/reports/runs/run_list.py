@@ -37,7 +37,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         UserError: the folder itself cannot be read.
     """
     try:
-        recipes = _children(folder)
+        recipes = _list_subfolders(folder)
     except FileNotFoundError:
         hint = "specify a run, --runs DIR, or --cluster PROFILE"
         raise UserError(f"the folder of runs {folder} does not exist", hint) from None
@@ -45,7 +45,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         raise UserError(f"{folder} is not a folder of runs", "specify a run, or a folder of runs") from None
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}", "ask its owner for permission") from None
-    runs = [inspect_run(Path(path)) for recipe in recipes for path in _run_folders(recipe)]
+    runs = [inspect_run(Path(path)) for recipe in recipes for path in _find_run_folders(recipe)]
     return sorted(runs, key=lambda run: run.run.path.name)
 
 
@@ -62,7 +62,7 @@ def resolve_run(text: str, runs: str = "runs") -> str:
     folder = Path(runs if is_last else text)
     candidates: list[str] = []
     if folder.is_dir() and not (folder / "run.json").exists():
-        candidates = [path for name in (str(folder), *_children(folder)) for path in _run_folders(name)]
+        candidates = [path for name in (str(folder), *_list_subfolders(folder)) for path in _find_run_folders(name)]
     readable = [path for path in candidates if (Path(path) / "run.json").is_file()]
     if readable:
         return max(readable, key=lambda path: Path(path).name)
@@ -73,7 +73,7 @@ def resolve_run(text: str, runs: str = "runs") -> str:
     return text
 
 
-def _children(folder: Path) -> list[str]:
+def _list_subfolders(folder: Path) -> list[str]:
     return sorted(entry.path for entry in os.scandir(folder) if _is_folder(entry) and entry.name[0] != ".")
 
 
@@ -87,10 +87,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def inspect_run(path: Path) -> ListedRun:
     """Return the run in a folder, its owner, and why it cannot be read, if so."""
     uid = owner.owner_uid(path)
-    return ListedRun(RunFolder(path.absolute()), owner.user_name(uid), owner.is_mine(path), _problem(path))
+    return ListedRun(RunFolder(path.absolute()), owner.user_name(uid), owner.is_mine(path), _explain_unreadable(path))
 
 
-def _run_folders(recipe: str) -> Iterator[str]:
+def _find_run_folders(recipe: str) -> Iterator[str]:
     """Return the run folders in the folder of a recipe; the folder itself if it cannot be read."""
     try:
         entries = list(os.scandir(recipe))
@@ -102,7 +102,7 @@ def _run_folders(recipe: str) -> Iterator[str]:
             yield entry.path
 
 
-def _problem(path: Path) -> str:
+def _explain_unreadable(path: Path) -> str:
     """Explain why a run cannot be read; "" if it can. Also checks subfolders: glob treats unreadable ones as empty."""
     try:
         list(os.scandir(path))

@@ -134,7 +134,7 @@ def read_run(run: RunFolder) -> Record:
     lines, attempts = read_metrics(run.path), run.attempts
     steps, repeated = read_steps(lines)
     status, rehearsal = run.status(), run.facts.get("rehearsal") is True
-    job, unplanned = _read_job(run)
+    job, unplanned = _read_planned_job(run)
     heartbeats = attempts[-1].heartbeats() if attempts else {}
     scores = _read_scores(attempts[-1]) if heartbeats else {}
     saved_lines = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
@@ -154,7 +154,7 @@ def read_run(run: RunFolder) -> Record:
         state=status.state,
         message=status.message,
         entropy=number_or_none(run.facts.get("unigram_entropy_nats")),
-        peak_gib=peak_gib(lines, attempts),
+        peak_gib=compute_peak_gib(lines, attempts),
         saved=len(saved_lines),
         left_out=_describe_left_out(run.path / METRICS, len(lines)),
     )
@@ -172,7 +172,7 @@ def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step
     return tuple(kept[step] for step in sorted(kept)), tuple(repeated_steps)
 
 
-def interval(steps: Sequence[Step]) -> int:
+def compute_interval(steps: Sequence[Step]) -> int:
     """Return the number of steps from one report to the next."""
     gaps = [after.step - before.step for before, after in pairwise(steps) if after.step > before.step]
     return round(median(gaps)) if gaps else 1
@@ -228,7 +228,7 @@ class StepSummary:
     """tokens/s/GPU, median over all steps except the first of each attempt"""
 
 
-def summarize(steps: Sequence[Step]) -> StepSummary:
+def summarize_steps(steps: Sequence[Step]) -> StepSummary:
     """Summarize steps, which must be in order."""
     last_validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
     return StepSummary(
@@ -241,7 +241,7 @@ def summarize(steps: Sequence[Step]) -> StepSummary:
     )
 
 
-def peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
+def compute_peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
     """Return the peak of allocated memory over all ranks and attempts, in GiB."""
     heartbeats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
     peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *heartbeats)]
@@ -296,7 +296,7 @@ def _count_gpus(run: RunFolder, heartbeats: Mapping[int, JsonObject]) -> int | N
     return len(heartbeats) or None
 
 
-def _read_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
+def _read_planned_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
     """Return the planned job, or None and the reason."""
     from superpod.reports.runs.run_plan import planned_job
 
