@@ -1,4 +1,4 @@
-"""Plots for a terminal, made of braille dots, or of ASCII characters if the terminal does not support braille."""
+"""Plots for a terminal, drawn with braille dots, or with ASCII characters where braille is not supported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL_WIDTH = 9
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in order of x, connected by lines; with `dots`, separate marks shown as `o`."""
+    """Points in order of x, connected by lines, or shown as separate marks `o` if `dots` is set."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -29,7 +29,7 @@ class Curve:
 
 
 def draw_curves(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
-    """Plot curves as `height` lines of `width` characters, with the x axis below; [] if there are no points."""
+    """Return a plot as `height` lines of `width` characters and a line for the x axis; [] if there are no points."""
     from rich.text import Text
 
     points = [(x, y) for curve in curves for x, y in zip(curve.xs, curve.ys, strict=True)]
@@ -81,7 +81,7 @@ def draw_curves(curves: Sequence[Curve], *, width: int, height: int, braille: bo
 
 
 def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the median row of each column, if columns have many points, so that a noisy curve stays readable."""
+    """Return (column, median row) of each column if columns have several points, else the points unchanged."""
     columns: dict[int, list[int]] = {}
     for column, row in places:
         columns.setdefault(column, []).append(row)
@@ -91,7 +91,7 @@ def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the cells on straight lines from each place to the next."""
+    """Return the cells on the straight lines between consecutive points."""
     cells = set(places[:1])
     for (x, y), (u, v) in pairwise(places):
         distance = max(abs(u - x), abs(v - y), 1)
@@ -101,7 +101,7 @@ def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def format_axis_value(value: float) -> str:
-    """Format a number in at most nine characters."""
+    """Return a number as text of at most nine characters."""
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
     if 1e-3 <= abs(value) < 1e6:

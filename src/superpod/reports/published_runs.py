@@ -1,4 +1,4 @@
-"""Published measurements of runs (`recipes/published.toml`), and the one most similar to a given run."""
+"""Published measurements of runs (`recipes/published.toml`), for comparison with a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = package_files.included_folder("recipes") / "published.toml"
 
 @dataclass(frozen=True)
 class Published:
-    """A published measurement."""
+    """A published throughput of a recipe, with its release and source."""
 
     recipe: str
     """name of the recipe with the same model, task, GPU and precision"""
@@ -30,9 +30,9 @@ class Published:
 
 
 def find_nearest(job: PlannedJob) -> Published | None:
-    """Find the published run of the same model, task and GPU that is closest in precision, sequence length and size.
+    """Return the published run of the same model, task and GPU that is closest in precision, sequence length and size.
 
-    Returns None if there is no run of that model and task on that GPU.
+    None if there is no run of that model and task on that GPU.
     """
     rows = [
         row for row in _read_rows() if (row.model, row.task, row.gpu) == (job.model.name, job.task, job.node.gpu.name)
@@ -57,7 +57,7 @@ def find_nearest(job: PlannedJob) -> Published | None:
 
 @dataclass(frozen=True)
 class _PublishedRow:
-    """A published run, and the parts of its recipe's name."""
+    """A published run, with the facts of its recipe."""
 
     run: Published
     model: str

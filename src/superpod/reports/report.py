@@ -1,4 +1,4 @@
-"""The results of a run: a table for the terminal, and an image of its loss curve. Losses are in nats per token."""
+"""The results of a run: a table for the terminal, and an image of its losses. Losses are in nats per token."""
 
 import io
 import itertools
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
 MAKER = "superpod-recipes, a picture of losses"
-"""Creator in the metadata of our images: `--plot` overwrites no other files."""
+"""Creator in the metadata of our images, the only files that `--plot` overwrites."""
 _RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The color-blind safe palette of Okabe and Ito (jfly.uni-koeln.de/color)."""
 MIN_DEVIATION = 0.1
-"""Relative deviation from the plan at which `recipes calibrate` is recommended."""
+"""Relative deviation from the plan above which `recipes calibrate` is recommended."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The metrics of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
+    """Results of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
 
     recipe: str
     path: Path
@@ -52,7 +52,7 @@ class Summary:
     val_step: int | None
     """step at which `val_loss` was measured"""
     rehearsal: bool
-    """it ran on CPUs, so its times are not representative of GPUs"""
+    """whether it ran on CPUs, so that its times are not representative of GPUs"""
     unigram_entropy_nats: float | None
     tokens: int | None
     tokens_per_s: float | None
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summary(run: RunFolder) -> Summary:
-    """Summarize a run, finished or not. Throughputs are medians over all steps except the first of each attempt."""
+    """Return the results of a run, finished or not. Throughputs are medians without the first step of each attempt."""
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
     steps, _ = run_record.read_steps(lines)
     in_steps = run_record.summarize_steps(steps)
@@ -97,7 +97,7 @@ def summary(run: RunFolder) -> Summary:
 
 
 def render(run: Summary) -> "Table":
-    """Render the summary as a rich table with two columns."""
+    """Return the results of a run as a table with two columns, names and values."""
     from rich.table import Table
     from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
@@ -111,10 +111,10 @@ def render(run: Summary) -> "Table":
 
 
 def save_loss_plot(run: RunFolder, path: Path) -> Path:
-    """Plot training and validation loss against steps, save the plot (900 x 500 pixels) to `path`, and return `path`.
+    """Save a plot of training and validation loss against steps (900 x 500 pixels) to `path`, and return `path`.
 
-    Thin vertical lines mark the start of later attempts. A dashed horizontal line marks the unigram entropy of the
-    data, the loss of a model that has learned only token frequencies. Raises OSError if `path` cannot be written.
+    Vertical lines mark the start of later attempts, and a dashed horizontal line the unigram entropy of the data: the
+    loss of a model that has learned only token frequencies. Raises OSError if `path` cannot be written.
     """
     figure, axes = _new_figure()
     lines = run.metrics()
@@ -126,10 +126,10 @@ def save_loss_plot(run: RunFolder, path: Path) -> Path:
 
 
 def save_comparison_plot(runs: list[RunFolder], path: Path) -> Path:
-    """Plot the training losses of several runs against tokens, save the plot to `path`, and return `path`.
+    """Save a plot of the losses of several runs against tokens to `path`, and return `path`.
 
-    The x axis shows tokens, not steps, so that runs with different batch sizes are comparable. Dots are validation
-    losses. Raises OSError if `path` cannot be written.
+    With tokens instead of steps, runs of different batch sizes are comparable. Lines are training losses, dots
+    validation losses. Raises OSError if `path` cannot be written.
     """
     figure, axes = _new_figure()
     for run, color in zip(runs, itertools.cycle(_RUN_COLORS), strict=False):
@@ -147,7 +147,7 @@ def save_comparison_plot(runs: list[RunFolder], path: Path) -> Path:
 
 
 def _save_figure(figure: "Figure", path: Path) -> Path:
-    """Save a plot atomically. A symbolic link at `path` is replaced; its target is not changed."""
+    """Save a plot atomically, and return `path`. A symbolic link at `path` is replaced, not its target."""
     image = io.BytesIO()
     extension = path.suffix.removeprefix(".")
     figure.savefig(image, format=extension, metadata={"Software" if extension == "png" else "Creator": MAKER})
@@ -165,7 +165,7 @@ def _new_figure() -> "tuple[Figure, Axes]":
 
 
 def build_rows(run: Summary) -> list[tuple[str, str]]:
-    """Return the names and values in the table, from top to bottom, without unknown values."""
+    """Return the rows of the table as (name, value), without unknown values."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     pairs = [
         ("state", state),
@@ -195,7 +195,7 @@ def _read_planned_layout(run: RunFolder) -> JsonObject:
 
 
 def _compare_with_plan(run: Summary) -> str:
-    """`1,078 tokens/s per GPU, 18% more than measured; bound by compute, ...`"""
+    """Return a text such as `1,078 tokens/s per GPU, 18% more than measured; bound by compute`; "" without a plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
     if not planned:
         return ""
@@ -209,7 +209,7 @@ def _compare_with_plan(run: Summary) -> str:
 
 
 def _suggest_calibration(run: Summary) -> str:
-    """Return the command that calibrates the planner for these machines, if a finished run was far from its plan."""
+    """Return the `recipes calibrate` command for a finished run that deviates much from its plan, else ""."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
     if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < MIN_DEVIATION:
         return ""
@@ -222,7 +222,7 @@ def _format_number(value: float | None, spec: str, unit: str) -> str:
 
 
 def _compute_throughputs(steps: Sequence[Step]) -> list[float]:
-    """Tokens/s over all GPUs, for each steady step."""
+    """Return the tokens per second over all GPUs, for each steady step."""
     tokens_before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
     rates = []
     for step in run_record.steady_steps(steps):
@@ -232,7 +232,7 @@ def _compute_throughputs(steps: Sequence[Step]) -> list[float]:
 
 
 def _compute_wall_time_s(span: Span) -> float:
-    """Seconds from the start of an attempt to its end or last heartbeat, or until now if it has neither."""
+    """Return the seconds from the start of an attempt to its end or last heartbeat, or until now without either."""
     if span.began is None:
         return 0.0
     return max(0.0, (span.ended or time.time()) - span.began)
@@ -260,6 +260,7 @@ def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
 
 
 def _draw_entropy(axes: "Axes", nats: float | None) -> None:
+    """Draw a horizontal line at the unigram entropy, if it is known."""
     if nats is not None:
         label = f"unigram entropy {nats:.2f}"
         axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 MIN_DRIFT_STEPS = 8
-"""Minimum number of timed steps for computing a drift."""
+"""Minimum number of timed steps to compute the drift of the step time."""
 GOODPUT = "seconds of productive steps / seconds from the start of the first attempt to the end of the last"
 TIME_CATEGORIES = (
     *(PRODUCTIVE, "repeated steps", "starting", "validation", "saves and pauses", "ending"),
@@ -25,16 +25,17 @@ TIME_CATEGORIES = (
 )
 """Categories of the wall-clock time of a run, the keys of `Figures.time_s`."""
 ROUNDING = 1.02
-"""The parts of an attempt may exceed its duration by this factor, because times in logs are rounded."""
+"""Maximum ratio of the parts of an attempt to its duration. Times in logs are rounded, so it may exceed 1."""
 MAX_PROFILE_BYTES = 64 * 2**20
-"""Maximum size of a profile that a report reads; `recipes profile show` reads any size."""
+"""Maximum bytes of a profile that a report reads; `recipes profile show` reads larger ones."""
+MAX_SLOW_RANKS = 3
 MIN_SCORE = 0.95
-"""A rank with a lower score is slow; 1 = as fast as the fastest rank."""
+"""Relative speed below which a rank is slow; 1 = as fast as the fastest rank."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The prediction for the run, and the measurements compared with it, in seconds, GiB and tokens/s/GPU."""
+    """The planner's prediction for a run, with measurements; in seconds, GiB and tokens/s/GPU."""
 
     step_s: float
     step_time: str
@@ -55,7 +56,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a run; None or empty for unknown values. Losses in nats per token, times in seconds."""
+    """The figures of a run: losses in nats per token, times in seconds; None or empty for unknown values."""
 
     steps: int
     attempts: int
@@ -97,7 +98,7 @@ class Figures:
 
 
 def compute_figures(run: Record) -> Figures:
-    """Compute the figures of a run."""
+    """Return the figures of a run, including the recommendation."""
     seconds = [step.seconds for step in run.steady if step.seconds]
     p50 = median_or_none(seconds)
     mfu, hfu, tflops, formula = _compute_utilization(run, p50)
@@ -141,7 +142,7 @@ def compute_figures(run: Record) -> Figures:
 
 
 def compute_percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90 and p99 with linear interpolation, as `numpy.percentile` does; {} for an empty sequence."""
+    """Return p50, p90 and p99 of step times, interpolated like `numpy.percentile`; {} for an empty sequence."""
     if not seconds:
         return {}
     if len(seconds) == 1:
@@ -151,10 +152,10 @@ def compute_percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def split_wall_time(run: Record) -> dict[str, float]:
-    """Split the wall-clock time of a run into categories, in seconds; {} if the times of the run are unknown.
+    """Return the seconds of a run in each of `TIME_CATEGORIES`; {} if the times of the run are unknown.
 
-    The wall-clock time extends from the start of the first attempt to the end of the last. Time between two attempts,
-    such as in the queue, is lost. Time between two steps of an attempt, except validation, counts as saves and pauses.
+    They add up to the time from the start of the first attempt to the end of the last. Time between two steps of an
+    attempt, except validation, counts as saves and pauses.
     """
     spans = [span for span in run.spans if span.began is not None and span.ended is not None]
     if not spans or len(spans) < len(run.spans) or not any(step.t for step in run.steps):
@@ -163,7 +164,7 @@ def split_wall_time(run: Record) -> dict[str, float]:
     for span in spans:
         parts = _split_attempt(run, span)
         if sum(parts.values()) > ROUNDING * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
-            return {}  # the steps take longer than the attempt: the clock was set back
+            return {}  # steps that take longer than their attempt: the clock was set back
         for name, seconds in parts.items():
             time_s[name] += seconds
     for before, after in pairwise(spans):
@@ -172,7 +173,7 @@ def split_wall_time(run: Record) -> dict[str, float]:
 
 
 def _split_attempt(run: Record, span: Span) -> dict[str, float]:
-    """Seconds of one attempt by category."""
+    """Return the seconds of one attempt in each category."""
     kept_steps = [step for step in run.steps if step.attempt == span.name and step.t is not None and step.seconds]
     lost_steps = [step for step in run.repeated if step.attempt == span.name and step.t is not None and step.seconds]
     all_steps = sorted((*kept_steps, *lost_steps), key=lambda step: step.step)
@@ -195,22 +196,16 @@ def _split_attempt(run: Record, span: Span) -> dict[str, float]:
 
 
 def _compute_utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
-    """Return MFU, HFU, model TFLOP/s per GPU, and the formula in words."""
+    """Return MFU, HFU, model TFLOP/s per GPU (None if unknown), and the formula as text."""
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
 
     reported_tflops = median_or_none([step.tflops for step in run.steady if step.tflops])
     if run.job is None and reported_tflops and run.gpu:
         peak_tflops = hardware.node(run.gpu).gpu.tflops("bf16")
-        reference = (
-            f"{peak_tflops:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its log does not state the precision"
-        )
-        return (
-            reported_tflops / peak_tflops,
-            None,
-            reported_tflops,
-            f"MFU: TFLOP/s per GPU reported by the run / {reference}",
-        )
+        reference = f"{peak_tflops:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its precision is not in the log"
+        formula = f"MFU: TFLOP/s per GPU reported by the run / {reference}"
+        return reported_tflops / peak_tflops, None, reported_tflops, formula
     if run.job is None:
         return None, None, reported_tflops, "as reported by the run" if reported_tflops else ""
 
@@ -228,6 +223,7 @@ def _compute_utilization(run: Record, p50: float | None) -> tuple[float | None, 
 
 
 def _compare_with_plan(run: Record) -> Planned | None:
+    """Return the prediction for a run with its measurements; None if the run cannot be planned."""
     from superpod.planner import columns as table
     from superpod.planner import explain, memory, predict
 
@@ -256,7 +252,7 @@ def _compare_with_plan(run: Record) -> Planned | None:
 
 
 def _read_profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
-    """Return the terms from a profile in the run folder; () if there is none, or it exceeds MAX_PROFILE_BYTES."""
+    """Return (term, planned seconds, measured seconds) from a profile in the run folder; () without a profile."""
     from superpod.errors import UserError
     from superpod.profiles import profile_files, profile_summary
     from superpod.runtime.runs.run_folder import RunFolder
@@ -271,12 +267,13 @@ def _read_profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
         planned = profile_summary.read_run_plan(folder)
         rows = profile_summary.summarize(path, profile_files.read(path), planned).rows
     except (UserError, OSError):
-        return ()  # `recipes profile show` explains what is wrong with the file
+        return ()  # `recipes profile show` reports the error
     return [(row.name, row.planned_s, row.measured_s) for row in rows]
 
 
 def _compute_stage_peaks(run: Record, job: PlannedJob) -> list[float | None]:
-    """Return the highest peak of all ranks per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
+    """Return the highest memory peak of the ranks of each pipeline stage in GiB; None if unknown."""
+    # Megatron numbers the ranks stage by stage.
     peaks: list[float | None] = [None] * job.layout.pp
     for rank in run.ranks:
         if rank.allocated_gib and rank.rank < job.gpus:
@@ -285,21 +282,24 @@ def _compute_stage_peaks(run: Record, job: PlannedJob) -> list[float | None]:
     return peaks
 
 
-def _describe_slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
-    """Describe the slowest ranks, based on their scores or, without scores, their last steps."""
+def _describe_slow_ranks(run: Record) -> tuple[str, ...]:
+    """Describe up to `MAX_SLOW_RANKS` slow ranks, by their scores or, without scores, by their last steps."""
     scored_ranks = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored_ranks:
-        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < MIN_SCORE][:max_ranks]
+        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < MIN_SCORE][:MAX_SLOW_RANKS]
         return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow_ranks)
     newest_step = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
     late_ranks = sorted(
         (rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest_step
     )
-    late_ranks = late_ranks[:max_ranks]
-    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest_step} ({r.phase})" for step, _, r in late_ranks)
+    return tuple(
+        f"rank {r.rank} on {r.host}: at step {step} of {newest_step} ({r.phase})"
+        for step, _, r in late_ranks[:MAX_SLOW_RANKS]
+    )
 
 
 def _compute_drift(seconds: Sequence[float]) -> float | None:
+    """Return the median of the last quarter divided by that of the first, minus 1; None for few steps."""
     if len(seconds) < MIN_DRIFT_STEPS:
         return None
     quarter = len(seconds) // 4
@@ -307,6 +307,6 @@ def _compute_drift(seconds: Sequence[float]) -> float | None:
 
 
 def _find_first_value(steps: Iterable[Step], name: str) -> float | None:
-    """Return the first known value of a field."""
+    """Return the first value of the field `name` that is not None."""
     values = (getattr(step, name) for step in steps)
     return next((value for value in values if value is not None), None)

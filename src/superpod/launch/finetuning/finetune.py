@@ -134,7 +134,7 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
     `--no-pack` uses the same file format, so it only helps with models that ignore the boundaries of samples.
     """
-    why = recipe_job.packing_refusal(recipe.shape)
+    why = recipe_job.explain_no_packing(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
         why = "DoRA in NeMo 2.7.3 passes its latent attention one more dimension than packed samples have"
     ignores_boundaries = recipe_job.ignores_sample_ends(recipe.shape)

@@ -164,7 +164,7 @@ def record_source(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
             yield
         return
     has_interval = key == layout_text.SAVES and num_nodes in recipe.saves
-    if not has_interval and key not in layout_text.written_fields(recipe.layout(num_nodes)):
+    if not has_interval and key not in layout_text.list_written_fields(recipe.layout(num_nodes)):
         yield
         return
     line = recipe.lines.get(num_nodes, recipe.line)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from superpod.collection.recipe_job import default_options, job, with_attention
+from superpod.collection.recipe_job import default_options, job, set_unfused_attention
 from superpod.errors import UserError
 from superpod.nemo2.validation import configured_shape
 from superpod.nemo2.validation.number_formats import number_format
@@ -134,7 +134,7 @@ def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
         task=read_planned_task(partial),
         options=options,
     )
-    return with_attention(planned)
+    return set_unfused_attention(planned)
 
 
 def _overlaps_grads(partial: run.Partial) -> bool:
@@ -162,7 +162,7 @@ def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
         task=read_planned_task(partial),
         options=read_options(partial, default_options(task, precision, layout.sharding, model)),
     )
-    return with_attention(planned)
+    return set_unfused_attention(planned)
 
 
 of_partial = job_from_partial

@@ -1,4 +1,4 @@
-"""The attempts of a run for `recipes history`, even if their result.json is incomplete or invalid."""
+"""Reads the attempts of a run for `recipes history`, also with an incomplete or invalid result.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superpod.runtime.runs.run_state import State
 
 @dataclass(frozen=True)
 class AttemptView:
-    """One attempt; None for unknown values. Times are Unix times and seconds."""
+    """An attempt for `recipes history`, with Unix times and seconds; None for unknown values."""
 
     attempt: str
     state: State
@@ -34,13 +34,13 @@ class AttemptView:
 
 
 def read_attempts(run: RunFolder) -> list[AttemptView]:
-    """Read all attempts of a run, oldest first; query Slurm about attempts that did not record their end."""
+    """Return all attempts of a run, oldest first. Slurm is queried about attempts that did not record their end."""
     attempts = run.attempts
     return [read_attempt(attempt, _find_unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
 
 
 def _find_unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
-    """How an attempt ended that did not record its end; None if it did, or if it is still running."""
+    """Return the end of an attempt that did not record it; None if it did, or if it is still running."""
     if not attempt.result or "ended" in attempt.result:
         return None
     end = attempt_end.find_end(run, attempt)
@@ -52,12 +52,7 @@ def _find_unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> a
 
 
 def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
-    """Read what an attempt recorded; fields of the wrong type become None.
-
-    Args:
-        attempt: the attempt.
-        end: how it ended, if it did not record its end.
-    """
+    """Return the record of an attempt; invalid values become None. `end` is its end if it did not record it."""
     result = attempt.result
     if not result:
         return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or truncated")
@@ -82,7 +77,7 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
 
 
 def list_resume_notes(attempt: Attempt) -> list[str]:
-    """Return the decision on corrupt and unverified checkpoints before the ranks started; [] if all were verified.
+    """Return the decision at resume if checkpoints were corrupt or unverified, or steps lost; [] otherwise.
 
     Earlier versions did not record whether a checkpoint was verified.
     """

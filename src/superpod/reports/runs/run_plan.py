@@ -1,4 +1,4 @@
-"""The plan of a run: the contents of plan.json as a planner job."""
+"""Reads the plan of a run (plan.json) as the planner's job."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 
 def planned_job(run: RunFolder) -> PlannedJob:
-    """Parse the job in plan.json of a run; the hardware data come from the installed planner.
+    """Return the job in a run's plan.json, with the hardware data of the installed planner.
 
     Raises:
-        UserError: there is no plan, or it contains something that the installed planner does not know.
+        UserError: there is no plan, or it contains values that the installed planner does not know.
     """
     plan = read_json(run.path / "plan.json") or {}
     query, layouts = plan.get("query"), plan.get("layouts")
@@ -42,6 +42,6 @@ def planned_job(run: RunFolder) -> PlannedJob:
 
 
 def _known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of the dataclass `kind`; lists are converted back to tuples."""
+    """Return the values that are fields of the dataclass `kind`, with lists converted to tuples."""
     names = {field.name for field in fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in names}
