@@ -174,7 +174,7 @@ def test_pefts_description(dora):
     assert (said.base_model_name_or_path, said.task_type, said.inference_mode) == ("ORG/BASE", "CAUSAL_LM", True)
     assert said.target_modules == {"q_proj"}
     other = adapter_export.AdaptedMatrix(f"{LAYER}self_attn.k_proj", adapted(2, dim=2), torch.arange(2))
-    with pytest.raises(UserError, match=r"have different \(rank, alpha\), \[\(2, 8\), \(4, 8\)\]"):
+    with pytest.raises(UserError, match=r"have different \(rank, alpha\): \[\(2, 8\), \(4, 8\)\]"):
         adapter_export.build_lora_config([part, other], theirs(), "base")
     del layer.adapter.dropout
     assert adapter_export.build_lora_config([part], theirs(), "base").lora_dropout == 0.0

@@ -229,11 +229,7 @@ def families() -> list[str]:
 
 @cache
 def models() -> dict[str, Model]:
-    """Return all models by name: the built-in models, then those of user collections.
-
-    Raises:
-        UserError: a file in a collection cannot be imported, or a model has no shape.
-    """
+    """Return all models by name, built-in models first. Raises UserError if a user's model is invalid."""
     for family in families():
         importlib.import_module(f"superpod.collection.models.{family}")
     built_in = set(_models)
@@ -258,11 +254,7 @@ def _check_user_model(m: Model) -> None:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """Return all recipes by name, in the order of models and layout files.
-
-    Raises:
-        UserError: a layout file is invalid, or not named after a model.
-    """
+    """Return all recipes by name, in the order of the models. Raises UserError if a layout file is invalid."""
     for path in collection.files("layouts"):
         if path.stem not in models():
             hint = did_you_mean(path.stem, list(models())) or "name the file after its model"

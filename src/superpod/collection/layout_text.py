@@ -78,11 +78,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def parse(text: str, file: str) -> list[Entry]:
-    """Return the recipes in the text of a layout file.
-
-    Raises:
-        UserError: it is invalid, with `file` in the message.
-    """
+    """Return the recipes in the text of a layout file. Raises UserError, with `file` in its message, if invalid."""
     content = parse_toml(text, file)
     if "layouts" in content:
         return [_parse_entry(name, table, file, place) for name, table, place in _read_old_format(content, text, file)]
@@ -170,11 +166,7 @@ def _parse_sizes(key: str, where: str) -> list[int]:
 
 
 def _parse_layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tuple[Layout, dict[int, int]]:
-    """Return a layout, and the steps between two checkpoints by number of nodes ({} if they are not set).
-
-    Raises:
-        UserError: the layout or the steps are invalid, or the layout has no gbs.
-    """
+    """Return a layout, and its steps between checkpoints by number of nodes. Raises UserError if a value is invalid."""
     if isinstance(value, str):
         values = option_syntax.parse_layout(value, f"{where}: the layout")
     elif isinstance(value, dict):
@@ -182,9 +174,7 @@ def _parse_layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tup
     else:
         raise UserError(f"{where}: {value!r} is not a layout", f"example: {EXAMPLE}")
     steps = _parse_steps(values.pop(SAVES), sizes, where) if SAVES in values else {}
-    layout = _get_cached_layout(
-        repr(values), values, where
-    )  # before the check of gbs, so that a misspelt gbs is reported as such
+    layout = _get_cached_layout(repr(values), values, where)  # before gbs, so that a misspelt gbs is reported first
     if "gbs" not in values:
         raise UserError(f"{where}: gbs is missing", "add the global batch size: gbs=512")
     return layout, steps

@@ -5,13 +5,11 @@ from __future__ import annotations
 from superpod.collection.declarations import (
     ADAPTERS,
     LAYOUTS,
-    PRECISIONS,
     TASKS,
     Model,
     Need,
     Recipe,
     Task,
-    families,
     layout_files,
     model,
     models,
@@ -29,13 +27,11 @@ from superpod.errors import UserError, cut, did_you_mean
 __all__ = [
     "ADAPTERS",
     "LAYOUTS",
-    "PRECISIONS",
     "TASKS",
     "Model",
     "Need",
     "Recipe",
     "Task",
-    "families",
     "find",
     "layout_files",
     "model",
@@ -51,11 +47,7 @@ __all__ = [
 
 
 def find(name: str) -> Recipe:
-    """Return the recipe with a name, in this project's or Hugging Face's spelling.
-
-    Raises:
-        UserError: there is no such recipe; the hint has the most similar names.
-    """
+    """Return the recipe with a name, also in Hugging Face's spelling. Raises UserError if there is none."""
     from superpod.collection.facts import absent  # imports numpy, which `recipes list` does not need
 
     for m in models().values():

@@ -21,11 +21,7 @@ PREFIX = "superpod_collection_"
 
 
 def import_models() -> None:
-    """Import the files in `models/` of all user collections, which registers their models.
-
-    Raises:
-        UserError: a file cannot be imported; the message has the line of the error.
-    """
+    """Import the model files of all user collections, which registers models. Raises UserError if one fails."""
     if collection.folders():
         collection.make_importable()
     for number, path in enumerate(collection.files("models")):

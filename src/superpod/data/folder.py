@@ -243,10 +243,7 @@ class DataFolder:
         for key, total in totals.items():
             if getattr(self, key) != total:
                 message = f"{file}: {key}: {getattr(self, key)}, but the files have {total}"
-                raise UserError(
-                    message,
-                    "the files have been replaced; build the folder again, or register it with `recipes data add`",
-                )
+                raise UserError(message, "the files have been replaced; build or register the folder again")
         self._check_digests()
         self._check_tokenizer()
         if not verify_sha:
@@ -255,9 +252,7 @@ class DataFolder:
             digest = indexed.digest(self.path / prefix)
             if digest != registered:
                 message = f"{file}: sha256: {prefix} has {digest[:12]}..., not {registered[:12]}..."
-                raise UserError(
-                    message, "the files have changed; restore them, or register them with `recipes data add`"
-                )
+                raise UserError(message, "the files have changed; restore them, or register them again")
 
     def _check_tokenizer(self) -> None:
         path = self.tokenizer_path
@@ -271,11 +266,7 @@ class DataFolder:
 
 
 def check_hub_name(tokenizer: str, where: str) -> None:
-    """Check that `tokenizer`, with or without "hf:", is a valid name on the Hugging Face Hub; `where` begins the error.
-
-    Raises:
-        UserError: the name is invalid.
-    """
+    """Raise UserError if `tokenizer` is not a valid name on the Hugging Face Hub. `where` begins the message."""
     name = tokenizer.removeprefix(HUB)
     if len(name) > 96 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         message = f"{where}{paths.shorten(repr(tokenizer))} is not a valid name on the Hub"

@@ -42,11 +42,7 @@ def check(path: str | Path, where: str = "", hint: str = "choose another path") 
 
 
 def check_folder(path: Path, where: str = "", hint: str = CHOOSE_OTHER_OUT) -> Path:
-    """Return the nearest existing folder among `path` and its parents.
-
-    Raises:
-        UserError: a file prevents that `path` is a folder, or the path is invalid (see `check`).
-    """
+    """Return the nearest existing folder among `path` and its parents. Raises UserError if it is a file."""
     check(path, where, hint)
     # lexists, because a dangling link also prevents the creation of a folder.
     nearest_parent = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))

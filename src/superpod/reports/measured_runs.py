@@ -19,11 +19,7 @@ MAX_TIMES_PLANNED = 200
 
 
 def measure_run(run: RunFolder) -> MeasuredRun:
-    """Return the measurement of a finished run.
-
-    Raises:
-        UserError: the run was on CPUs, has too few steps, or the planner does not know a value in its plan.
-    """
+    """Return the measurement of a finished run. Raises UserError if it ran on CPUs, or cannot be compared."""
     summary = report.summary(run)
     if summary.rehearsal:
         raise UserError(f"{run.path} is a rehearsal: it ran on CPUs", "pass runs that used GPUs")

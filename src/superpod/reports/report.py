@@ -125,7 +125,7 @@ def save_loss_plot(run: RunFolder, path: Path) -> Path:
     return _save_figure(figure, path)
 
 
-def save_comparison_plot(runs: list[RunFolder], path: Path) -> Path:
+def save_runs_plot(runs: list[RunFolder], path: Path) -> Path:
     """Save a plot of the losses of several runs against tokens to `path`, and return `path`.
 
     With tokens instead of steps, runs of different batch sizes are comparable. Lines are training losses, dots

@@ -54,7 +54,7 @@ def test_contains_every_document_once(built: Path, corpus: Path):
 def test_build_is_reproducible(
     built: Path, corpus: Path, tmp_path: Path, workers: int, shard_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("superpod.data.tokens.build._FILES_PER_JOB", 1)  # many small jobs, that end in any order
+    monkeypatch.setattr("superpod.data.tokens.build._JOB_FILES", 1)  # many small jobs, that end in any order
     report = build([f"{corpus}/*.txt"], tmp_path / "out", OPTIONS, workers=workers, shard_bytes=shard_bytes)
     assert report.shards == (1 if shard_bytes is None else 14)
     assert content(tmp_path / "out") == content(built)

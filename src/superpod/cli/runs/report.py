@@ -147,9 +147,7 @@ def _plot(runs: list[RunFolder], path: Path) -> None:
     if not runs:
         raise UserError("--plot supports run folders only", "use --html FILE for logs of other programs")
     try:
-        plot_file = (
-            reports.save_loss_plot(runs[0], path) if len(runs) == 1 else reports.save_comparison_plot(runs, path)
-        )
+        plot_file = reports.save_loss_plot(runs[0], path) if len(runs) == 1 else reports.save_runs_plot(runs, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}", "use a different folder") from error
     except ModuleNotFoundError as missing:

@@ -204,11 +204,7 @@ def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
 def with_user_variables(
     required: list[Variable], user_variables: Mapping[str, str], reason: str, job: PlannedJob
 ) -> list[Variable]:
-    """Return `required` and a user's variables, which take precedence. `reason` names their origin.
-
-    Raises:
-        UserError: the job would fail at startup with them.
-    """
+    """Return `required` with a user's variables, which take precedence. Raises UserError if the job would fail."""
     require({v.name: v.value for v in required} | dict(user_variables), job)
     return [v for v in required if v.name not in user_variables] + [
         Variable(name, value, reason) for name, value in user_variables.items()

@@ -11,11 +11,7 @@ from superpod.errors import UserError, cut, did_you_mean
 
 
 def find_recipes(words: Sequence[str]) -> list[Recipe]:
-    """Return the recipes whose names contain all words; all recipes without words.
-
-    Raises:
-        UserError: no recipe matches; the hint has the most similar names.
-    """
+    """Return the recipes whose names contain all words. Raises UserError with similar names if there are none."""
     all_recipes = recipes()
     if not all(word.strip() for word in words):
         raise UserError("a search word is empty", "omit it; `recipes list` lists the models")

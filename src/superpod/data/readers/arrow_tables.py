@@ -64,11 +64,7 @@ def _read_arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iter
 
 
 def select_columns(path: Path, names: Collection[str], columns: Collection[str]) -> list[str]:
-    """Return the column names of a file that are in `columns` (all if it is empty).
-
-    Raises:
-        UserError: none of the names is in `columns`.
-    """
+    """Return the names that are in `columns` (all if it is empty). Raises UserError if there are none."""
     selected_columns = [name for name in names if not columns or name in columns]
     if not selected_columns:
         available_names = ", ".join(map(repr, list(names)[:12])) or "none"

@@ -58,11 +58,7 @@ def find_splits(folder: Path) -> Splits:
 
 
 def _check_file_name(folder: Path, name: object) -> str:
-    """Return a file name listed in the folder's metadata.
-
-    Raises:
-        UserError: it is not a file directly in the folder.
-    """
+    """Return a file name in the folder's metadata. Raises UserError if it is not directly in the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         message = f"{paths.shorten(folder)} lists {paths.shorten(repr(name))}, which is not a file inside it"
         raise UserError(message, _SAVE_AGAIN)

@@ -76,9 +76,8 @@ def find_files(patterns: Iterable[str], excluded_folder: Path) -> list[str]:
             raise UserError("--text is empty", _GLOB)
         matches = [path for path in map(os.path.abspath, _expand_pattern(pattern)) if os.path.isfile(path)]
         if is_saved_dataset(pattern):
-            matches = [
-                str(file) for file in dataset_folder.find_splits(Path(os.path.abspath(pattern))).get("train", ())
-            ]
+            splits = dataset_folder.find_splits(Path(os.path.abspath(pattern)))
+            matches = [str(file) for file in splits.get("train", ())]
         kept_paths = [path for path in matches if not Path(path).is_relative_to(excluded_folder)]
         if not matches and os.path.exists(pattern) and not os.path.isdir(pattern):
             raise UserError(f"--text {escape_path(pattern)} is not a regular file", "write its content to a file first")
@@ -105,11 +104,7 @@ def _expand_pattern(pattern: str) -> list[str]:
 
 
 def scan_files(paths: list[str]) -> list[Source]:
-    """Read files completely, and return their sizes, digests and encodings.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
+    """Return the sizes, digests and encodings of files. Raises UserError if a file cannot be read."""
     return [_scan_file(path) for path in paths]
 
 

@@ -162,9 +162,7 @@ def _check_magic(path: Path) -> None:
 
 
 def _lfs_pointer_error(path: Path) -> UserError:
-    return UserError(
-        f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run `git lfs pull`, or `hf download`"
-    )
+    return UserError(f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run `git lfs pull` or `hf download`")
 
 
 def _read_json(path: Path, stream: BinaryIO) -> Iterator[Row]:

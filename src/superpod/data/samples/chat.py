@@ -60,11 +60,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, model: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer with `DEFAULT_TEMPLATE` as its chat template if it has none. `model` is its name for errors.
-
-    Raises:
-        UserError: the tokenizer has no end-of-sequence token.
-    """
+    """Return a tokenizer with a chat template, `DEFAULT_TEMPLATE` if it has none. Raises UserError if it has no EOS."""
     if len(tokenizer) == 0 or tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {model} has no end-of-sequence token", "set its eos_token")
     tokenizer.chat_template = tokenizer.chat_template or DEFAULT_TEMPLATE

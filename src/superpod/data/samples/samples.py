@@ -154,11 +154,7 @@ def stream_samples(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
 
 
 def read_samples(path: Path, reading: ReadOptions = DEFAULT) -> list[Sample]:
-    """Return all samples of a file in order.
-
-    Raises:
-        UserError: the file does not exist, contains no sample, or has too many lines that are not samples.
-    """
+    """Return all samples of a file in order. Raises UserError if there are none, or too many bad lines."""
     bad = BadLines(reading)
     samples = list(stream_samples([path], bad))
     bad.check(len(samples), paths.shorten(path))

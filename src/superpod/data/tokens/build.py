@@ -28,7 +28,7 @@ FORMAT = 1
 """Version of the tokenization. Increase it if a change alters the tokens, so that old builds are not resumed."""
 TRAINING_BYTES = 1 << 30
 """Approximate maximum bytes of text to train a tokenizer on, sampled evenly."""
-_FILES_PER_JOB = 64
+_JOB_FILES = 64
 """Files that one job reads and hashes."""
 
 Progress = Callable[[str, int, int], None]
@@ -169,11 +169,7 @@ class _BuildPhases:
         return data_folder
 
     def _collect_skipped_lines(self, finished_shards: Mapping[str, shards.ShardDone]) -> list[Path]:
-        """Write the skipped lines of all shards to one file, and return [file], or [] if there are none.
-
-        Raises:
-            UserError: their share of all lines is above `max_bad_share`.
-        """
+        """Write the skipped lines of all shards to one file; return [file] or []. Raises UserError if too many."""
         bad = BadLines(ReadOptions(skip=True, max_bad_share=self.options.max_bad_share))
         file = self.unfinished.work / SKIPPED_FILE
         with file.open("w") as out:
@@ -255,9 +251,7 @@ def _scan_files(
     """
     sources: list[documents.Source] = []
     progress("read", 0, len(files))
-    for _, part in run(
-        documents.scan_files, (files[at : at + _FILES_PER_JOB] for at in range(0, len(files), _FILES_PER_JOB))
-    ):
+    for _, part in run(documents.scan_files, (files[at : at + _JOB_FILES] for at in range(0, len(files), _JOB_FILES))):
         sources += part
         progress("read", len(sources), len(files))
     sources.sort(key=lambda source: os.fsencode(source.path))  # jobs finish in any order

@@ -145,11 +145,7 @@ class IndexSummary:
 
 
 def read_header(prefix: str | Path) -> tuple[str, int, int]:
-    """Return (dtype, sequences, documents + 1) from the header of a prefix's .idx file.
-
-    Raises:
-        UserError: .bin or .idx is missing or unreadable, or the header is invalid.
-    """
+    """Return (dtype, sequences, documents + 1) from the header of .idx. Raises UserError if a file is invalid."""
     for path in (bin_path(prefix), idx_path(prefix)):
         paths.check(path, hint=_PREFIX_HINT)
         if not path.is_file():
@@ -162,14 +158,12 @@ def read_header(prefix: str | Path) -> tuple[str, int, int]:
     if raw[: len(MAGIC)] != MAGIC:
         raise UserError(f"{path} is not a Megatron index: it begins with {raw[:9]!r}, not {MAGIC!r}", _PREFIX_HINT)
     if len(raw) < HEADER.size:
-        raise UserError(f"{path} is truncated: {len(raw)} bytes, but its header has {HEADER.size}", _COPY_OR_REBUILD)
+        raise UserError(f"{path} is truncated: {len(raw)} bytes, but its header has {HEADER.size}", _REBUILD)
     _, version, code, sequences, documents = HEADER.unpack(raw)
     if version != 1:
-        raise UserError(f"{path} has index version {version}, but Megatron reads only version 1", _COPY_OR_REBUILD)
+        raise UserError(f"{path} has index version {version}, but Megatron reads only version 1", _REBUILD)
     if DTYPES.get(code) not in TYPECODES:
-        raise UserError(
-            f"{path} has dtype code {code} ({DTYPES.get(code, 'unknown')}), not an integer type", _COPY_OR_REBUILD
-        )
+        raise UserError(f"{path} has dtype code {code} ({DTYPES.get(code, 'unknown')}), not an integer type", _REBUILD)
     return DTYPES[code], sequences, documents
 
 
@@ -188,15 +182,13 @@ def verify(prefix: str | Path) -> IndexSummary:
     expected = HEADER.size + 12 * sequences + 8 * boundaries  # int32 + int64 per sequence, int64 per document
     if size != expected:
         problem = "truncated" if size < expected else "too long"
-        raise UserError(
-            f"{path} is {problem}: {sequences} sequences need {expected} bytes, not {size}", _COPY_OR_REBUILD
-        )
+        raise UserError(f"{path} is {problem}: {sequences} sequences need {expected} bytes, not {size}", _REBUILD)
     if sequences == 0 or boundaries < 2:
         raise UserError(f"{path} has no documents", "remove this prefix, or build it from text again")
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
     # map and le instead of a loop, because an index may have 10^8 documents.
     if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
-        raise UserError(f"{path}: the document boundaries must increase from 0 to {sequences}", _COPY_OR_REBUILD)
+        raise UserError(f"{path}: the document boundaries must increase from 0 to {sequences}", _REBUILD)
     summary = IndexSummary(boundaries - 1, sequences, sum(lengths), dtype)
     _check_bin_size(prefix, summary, lengths, pointers)
     return summary
@@ -224,19 +216,15 @@ def _check_bin_size(prefix: str | Path, summary: IndexSummary, lengths: array, p
     # map and operator instead of a loop, which takes minutes for 10^8 documents.
     size = bin_path(prefix).stat().st_size
     if min(lengths) < 0 or min(pointers) < 0:
-        raise UserError(f"{idx_path(prefix)} contains a negative length or pointer", _COPY_OR_REBUILD)
+        raise UserError(f"{idx_path(prefix)} contains a negative length or pointer", _REBUILD)
     end = max(map(add, pointers, map(summary.itemsize.__mul__, lengths)))
     if end > size:
-        raise UserError(
-            f"{idx_path(prefix)} points to byte {end} of {bin_path(prefix)}, which has {size}", _COPY_OR_REBUILD
-        )
+        raise UserError(f"{idx_path(prefix)} points to byte {end} of {bin_path(prefix)}, which has {size}", _REBUILD)
     if not all(map(eq, pointers, accumulate(map(summary.itemsize.__mul__, lengths), initial=0))):
-        raise UserError(f"{idx_path(prefix)}: its sequences are not contiguous in .bin", _COPY_OR_REBUILD)
+        raise UserError(f"{idx_path(prefix)}: its sequences are not contiguous in .bin", _REBUILD)
     if summary.tokens * summary.itemsize != size:
         content = f"{summary.tokens} tokens of {summary.itemsize} bytes are {summary.tokens * summary.itemsize} bytes"
-        raise UserError(
-            f"{bin_path(prefix)} does not match its .idx: {content}, but the file has {size}", _COPY_OR_REBUILD
-        )
+        raise UserError(f"{bin_path(prefix)} does not match its .idx: {content}, but the file has {size}", _REBUILD)
 
 
 def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None) -> str:
@@ -251,4 +239,4 @@ def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None)
 
 
 _PREFIX_HINT = "pass the path of the two files without .bin or .idx"
-_COPY_OR_REBUILD = "copy both files again, or build them from text again"
+_REBUILD = "copy both files again, or build them from text again"

@@ -127,9 +127,8 @@ def _load_tokenizer_json(path: Path, end: str | dict[str, str] | None) -> Tokeni
     file = str(path / "tokenizer.json")
     backend = import_package("tokenizers").Tokenizer.from_file(file)
     end = end["content"] if isinstance(end, dict) else end  # an AddedToken as JSON
-    return Tokenizer(
-        "tokenizers", file, compute_vocab_size(backend.get_vocab()), _require_eod(backend.token_to_id(end or ""), path)
-    )
+    eod = _require_eod(backend.token_to_id(end or ""), path)
+    return Tokenizer("tokenizers", file, compute_vocab_size(backend.get_vocab()), eod)
 
 
 def _load_with_transformers(path: Path, backend: Path | None) -> Tokenizer:
@@ -144,11 +143,7 @@ def _load_with_transformers(path: Path, backend: Path | None) -> Tokenizer:
 
 
 def load_pretrained(name: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with transformers, from a folder or by its name from the local Hub cache.
-
-    Raises:
-        UserError: it cannot be loaded without network access or custom code.
-    """
+    """Load a tokenizer from a folder, or by name from the Hub cache. Raises UserError if that fails."""
     try:
         return import_package("transformers").AutoTokenizer.from_pretrained(
             name, local_files_only=True, trust_remote_code=False

@@ -15,11 +15,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 
 def planned_job(run: RunFolder) -> PlannedJob:
-    """Return the job in a run's plan.json, with the hardware data of the installed planner.
-
-    Raises:
-        UserError: there is no plan, or it contains values that the installed planner does not know.
-    """
+    """Return the planner's job in plan.json of a run. Raises UserError if it is missing or invalid."""
     plan = read_json(run.path / "plan.json") or {}
     query, layouts = plan.get("query"), plan.get("layouts")
     if not isinstance(query, dict) or not isinstance(layouts, list) or not layouts:

@@ -12,6 +12,7 @@ from superpod.weights.families.nemo_fields import (
     UnsupportedError,
     convert_biases,
     convert_common,
+    convert_decoder,
     convert_rope,
     convert_window,
     require_no_bias,
@@ -63,7 +64,7 @@ def convert_seed_oss(config: HFConfig) -> NemoFields:
 
 def convert_mistral(config: HFConfig) -> NemoFields:
     """Convert Mistral with or without a sliding window."""
-    fields = convert_common(config) | convert_rope(config, "MistralModel") | convert_window(config)
+    fields = convert_decoder(config, "MistralModel")
     # Transformer Engine 2.9 supports windows only with all-to-all context parallelism, as does NeMo's importer.
     fields["cp_comm_type"] = "a2a" if fields["window_size"] else None
     return NemoFields(fields)
@@ -71,15 +72,13 @@ def convert_mistral(config: HFConfig) -> NemoFields:
 
 def convert_qwen2(config: HFConfig) -> NemoFields:
     """Convert Qwen 2 and 2.5."""
-    return NemoFields(
-        convert_common(config) | convert_rope(config, "Qwen2Model") | convert_window(config) | {"add_qkv_bias": True}
-    )
+    return NemoFields(convert_decoder(config, "Qwen2Model") | {"add_qkv_bias": True})
 
 
 def convert_qwen3(config: HFConfig) -> NemoFields:
     """Convert dense Qwen 3."""
     require_no_bias(config, "Qwen3Model", "attention_bias")
-    fields = convert_common(config) | convert_rope(config, "Qwen3Model") | convert_window(config)
+    fields = convert_decoder(config, "Qwen3Model")
     return NemoFields(fields | {"qk_layernorm": True, "add_qkv_bias": False})
 
 
@@ -92,9 +91,7 @@ def convert_gemma(config: HFConfig) -> NemoFields:
 def convert_gemma2(config: HFConfig) -> NemoFields:
     """Convert Gemma 2. `nemo_fixes` corrects its sliding windows when a model is loaded."""
     require_no_bias(config, "Gemma2Model", "attention_bias")
-    fields = (
-        convert_common(config, act="hidden_activation") | convert_rope(config, "Gemma2Model") | convert_window(config)
-    )
+    fields = convert_decoder(config, "Gemma2Model", act="hidden_activation")
     # Always set, because NeMo's class has its own default for the windowed layers.
     fields["window_attn_skip_freq"] = [int(on) for on in config.windowed] if fields["window_size"] else None
     for key in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
@@ -145,12 +142,10 @@ def convert_nemotron(config: HFConfig) -> NemoFields:
 def convert_phi3(config: HFConfig) -> NemoFields:
     """Convert Phi 3 and 4 without longrope."""
     require_no_bias(config, "Phi3Model")
-    return NemoFields(convert_common(config) | convert_rope(config, "Phi3Model", partial=True) | convert_window(config))
+    return NemoFields(convert_decoder(config, "Phi3Model", partial=True))
 
 
 def convert_starcoder2(config: HFConfig) -> NemoFields:
     """Convert StarCoder 2."""
-    fields = (
-        convert_common(config, eps="norm_epsilon") | convert_rope(config, "Starcoder2Model") | convert_window(config)
-    )
+    fields = convert_decoder(config, "Starcoder2Model", eps="norm_epsilon")
     return NemoFields(fields | {"add_bias_linear": bool(config.values["use_bias"])})

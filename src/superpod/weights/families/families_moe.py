@@ -10,7 +10,7 @@ from superpod.weights.families.nemo_fields import (
     NemoFields,
     UnsupportedError,
     convert_common,
-    convert_rope,
+    convert_decoder,
     convert_window,
     get_yarn_scales,
     require_no_bias,
@@ -19,12 +19,7 @@ from superpod.weights.families.nemo_fields import (
 
 def convert_mixtral(config: HFConfig) -> NemoFields:
     """Convert Mixtral."""
-    return NemoFields(
-        convert_common(config)
-        | convert_rope(config, "MixtralModel")
-        | convert_window(config)
-        | convert_softmax_router(config, normalized=True)
-    )
+    return NemoFields(convert_decoder(config, "MixtralModel") | convert_softmax_router(config, normalized=True))
 
 
 def convert_softmax_router(config: HFConfig, *, normalized: bool) -> dict[str, Any]:
@@ -57,9 +52,7 @@ def convert_qwen3_moe(config: HFConfig) -> NemoFields:
         )
     router = convert_softmax_router(config, normalized=bool(config.values["norm_topk_prob"]))
     moe = {"moe_ffn_hidden_size": config.expert_ffn, "qk_layernorm": True, "add_qkv_bias": False}
-    return NemoFields(
-        convert_common(config) | convert_rope(config, "Qwen3Model") | convert_window(config) | router | moe
-    )
+    return NemoFields(convert_decoder(config, "Qwen3Model") | router | moe)
 
 
 def convert_gpt_oss(config: HFConfig) -> NemoFields:

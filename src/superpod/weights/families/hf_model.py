@@ -26,11 +26,7 @@ SET_ELSEWHERE = ("vocab_size", "seq_length")
 
 
 def hf_model(path: str | Path) -> run.Config:
-    """Return the `run.Config` of NeMo's model for the `config.json` at `path`.
-
-    Raises:
-        UserError: no class of NeMo computes the same function, or a key is unknown.
-    """
+    """Return the `run.Config` for the config.json at `path`. Raises UserError if NeMo has no such model."""
     from superpod.collection.registry import models
     from superpod.weights.families.nemo_class import find_nemo_class
 

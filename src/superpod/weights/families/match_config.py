@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, object]]:
-    """Copy the values of a folder's config.json to a recipe's model, and return the changes (field, old, new).
-
-    Raises:
-        UserError: the folder contains a model of another family or shape.
-    """
+    """Copy the values of config.json to a recipe, and return (field, old, new). Raises UserError for other shapes."""
     import fiddle as fdl
 
     nemo_class = conversion.check_folder(folder)

@@ -72,11 +72,7 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
 
 
 def read_nemo_class(folder: Path) -> NemoClass:
-    """Return the NeMo class that computes the same function as a folder's config.json.
-
-    Raises:
-        UserError: no class computes it (see `find_nemo_class`), or the file cannot be read.
-    """
+    """Return the NeMo class for a folder's config.json. Raises UserError like `read_config` and `find_nemo_class`."""
     return find_nemo_class(read_config(folder), str(folder / "config.json"))
 
 
@@ -84,13 +80,13 @@ def read_config(folder: Path) -> Config:
     """Return the content of a folder's config.json. Raises UserError if it is missing or not a JSON object."""
     file = folder / "config.json"
     if os.path.lexists(file):
-        return read_json(file, f"a Hugging Face folder; {DOWNLOAD_HINT}")
+        return read_json(file, f"a Hugging Face folder; {DOWNLOAD}")
     if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"{folder} is not a Hugging Face folder of a model: it contains a PEFT adapter without its base model",
             MERGE_ADAPTER,
         )
-    raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json", DOWNLOAD_HINT)
+    raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json", DOWNLOAD)
 
 
 def _require_causal_model(c: Mapping[str, Any], family: Family) -> None:
@@ -150,5 +146,5 @@ UNSUPPORTED_FAMILIES = {
 """model_type -> reason why it cannot be imported."""
 
 WORKAROUND = "use another model, or train its shape from scratch (docs/extending.md)"
-DOWNLOAD_HINT = "download it with `hf download ORG/NAME --local-dir DIR`, then pass DIR"
+DOWNLOAD = "download it with `hf download ORG/NAME --local-dir DIR`, then pass DIR"
 MERGE_ADAPTER = "merge it first with peft: `merge_and_unload`, then `save_pretrained`"

@@ -37,11 +37,7 @@ ACTIVATIONS = {
 
 
 def convert_common(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
-    """Return the fields that all of NeMo's classes have. `eps` and `act` are keys of config.json.
-
-    Raises:
-        UnsupportedError: the sizes of the heads are inconsistent, or the activation is unsupported.
-    """
+    """Return the fields of all NeMo classes; `eps` and `act` are keys of config.json. Raises UnsupportedError."""
     groups = config.kv_heads or config.heads
     if config.heads % groups:
         raise UnsupportedError(f"num_attention_heads {config.heads} is not a multiple of num_key_value_heads {groups}")
@@ -154,6 +150,13 @@ def convert_window(config: HFConfig) -> dict[str, Any]:
     if not all(config.windowed):
         fields["window_attn_skip_freq"] = [int(on) for on in config.windowed]
     return fields
+
+
+def convert_decoder(
+    config: HFConfig, model: str, *, eps: str = "rms_norm_eps", act: str = "hidden_act", partial: bool = False
+) -> dict[str, Any]:
+    """Return the common fields and those of rotary embedding and sliding window; see the functions above."""
+    return convert_common(config, eps, act) | convert_rope(config, model, partial=partial) | convert_window(config)
 
 
 def _check_layer_types(config: HFConfig) -> None:

@@ -129,9 +129,7 @@ def build_lora_config(adapted: list[AdaptedMatrix], target: PreTrainedModel, bas
 
     sizes = {(part.layer.adapter.dim, part.layer.adapter.alpha) for part in adapted}
     if len(sizes) > 1:
-        raise UserError(
-            f"the adapter's layers have different (rank, alpha), {sorted(sizes)}, but PEFT supports only one"
-        )
+        raise UserError(f"the adapter's layers have different (rank, alpha): {sorted(sizes)}; PEFT supports only one")
     rank, alpha = sizes.pop()
     dropout = getattr(adapted[0].layer.adapter, "dropout", None)
     return LoraConfig(

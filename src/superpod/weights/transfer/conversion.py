@@ -21,7 +21,7 @@ from superpod.common import atomic_folder, custom_code
 from superpod.data import paths
 from superpod.errors import UserError
 from superpod.weights.families import export_config, families
-from superpod.weights.families.nemo_class import DOWNLOAD_HINT, NemoClass, find_nemo_class, read_config
+from superpod.weights.families.nemo_class import DOWNLOAD, NemoClass, find_nemo_class, read_config
 from superpod.weights.transfer import hf_folder, load, transformers_model
 
 if TYPE_CHECKING:
@@ -130,17 +130,15 @@ def _convert_model(
 
     load.unset_attention_backend()
     dtype = next(hf_model.parameters()).dtype
-    importer: Any = nemo_config.get_model_class(nemo_class).importer(f"hf://{folder.absolute()}")
+    model_class: Any = nemo_config.get_model_class(nemo_class)
+    importer: Any = model_class.importer(f"hf://{folder.absolute()}")
     config = nemo_config.build_config(nemo_class, dtype)
     config.generation_config = transformers_model.read_generation_config(folder, hf_model)
-    model: Any = nemo_config.get_model_class(nemo_class)(
-        config, tokenizer=_load_tokenizer(importer, folder, nemo_class)
-    )
+    model: Any = model_class(config, tokenizer=_load_tokenizer(importer, folder, nemo_class))
     trainer = importer.nemo_setup(model)
     core = load.unwrap_model(model)
-    convert_tensors.load_into_megatron(
-        convert_tensors.get_tensors(hf_model), core, model.config, hf_model.config.model_type
-    )
+    tensors = convert_tensors.get_tensors(hf_model)
+    convert_tensors.load_into_megatron(tensors, core, model.config, hf_model.config.model_type)
     megatron_logits = check.run_megatron(core, model.config) if forward_check else None
     outcome = check.require_equal_logits(hf_model, core, megatron_logits, str(folder)) if megatron_logits else None
     importer.nemo_save(out, trainer)
@@ -158,12 +156,10 @@ def _load_tokenizer(importer: Any, folder: Path, nemo_class: NemoClass) -> Any:
             raise UserError(
                 f"{tokenizer_note}; {note[0]}", "save it as a tokenizer.json, which needs no custom code"
             ) from None
-        raise UserError(tokenizer_note, DOWNLOAD_HINT) from None
+        raise UserError(tokenizer_note, DOWNLOAD) from None
     rows, ids = nemo_class.fields["vocab_size"], len(tokenizer.tokenizer)
     if ids > rows:
-        raise UserError(
-            f"the tokenizer of {folder} has {ids} ids, but the model's vocab_size is only {rows}", DOWNLOAD_HINT
-        )
+        raise UserError(f"the tokenizer of {folder} has {ids} ids, but the model's vocab_size is only {rows}", DOWNLOAD)
     return tokenizer
 
 

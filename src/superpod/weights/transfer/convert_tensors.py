@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 6
 """Maximum number of tensor names in a message."""
-NOTHING_WRITTEN = "nothing was written, because the result would be a different model"
+UNWRITTEN = "nothing was written, because the result would be a different model"
 
 
 def get_tensor_names(core: nn.Module) -> list[str]:
@@ -45,20 +45,16 @@ def load_into_megatron(source: Mapping[str, Tensor], core: nn.Module, config: An
         parts = [_get_part(source, piece) for piece in rule.pieces]
         tensor = rule.join(parts).contiguous()
         if tensor.shape != old.shape:
-            parts_text = ", ".join(
-                f"{piece.name} {list(part.shape)}" for piece, part in zip(rule.pieces, parts, strict=True)
-            )
+            sources = [f"{piece.name} {list(part.shape)}" for piece, part in zip(rule.pieces, parts, strict=True)]
             shapes = f"shape {list(tensor.shape)}, but NeMo's {name} has shape {list(old.shape)}"
-            raise UserError(f"{parts_text} is converted to {shapes}", NOTHING_WRITTEN)
+            raise UserError(f"{', '.join(sources)} is converted to {shapes}", UNWRITTEN)
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{rule.pieces[0].name} contains NaN or infinity", "download the model again")
         used |= set(rule.pieces)
         _set_tensor(core, name, tensor.to(old.dtype))
     unused_names = _find_unused(source, used, is_tied=bool(config.share_embeddings_and_output_weights))
     if unused_names:
-        raise UserError(
-            f"NeMo's {type(core).__name__} has no counterpart for {_format_names(unused_names)}", NOTHING_WRITTEN
-        )
+        raise UserError(f"NeMo's {type(core).__name__} has no counterpart for {_format_names(unused_names)}", UNWRITTEN)
 
 
 def from_megatron(
@@ -87,18 +83,16 @@ def from_megatron(
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     is_equal = torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     if is_tied and not is_equal:
-        raise UserError(
-            "the output matrix differs from the embedding, but the Hugging Face model ties them", NOTHING_WRITTEN
-        )
+        raise UserError("the output matrix differs from the embedding, but the Hugging Face model ties them", UNWRITTEN)
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not (is_tied and name == HEAD)}
     if extra := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"the Hugging Face model has no counterpart for {_format_names(extra)}", NOTHING_WRITTEN)
+        raise UserError(f"the Hugging Face model has no counterpart for {_format_names(extra)}", UNWRITTEN)
     if missing := sorted(expected.keys() - tensors.keys()):
-        raise UserError(f"NeMo's model has no counterpart for {_format_names(missing)}", NOTHING_WRITTEN)
+        raise UserError(f"NeMo's model has no counterpart for {_format_names(missing)}", UNWRITTEN)
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             shapes = f"{list(tensor.shape)}, but in the Hugging Face model it is {list(expected[name].shape)}"
-            raise UserError(f"the shape of {name} would be {shapes}", NOTHING_WRITTEN)
+            raise UserError(f"the shape of {name} would be {shapes}", UNWRITTEN)
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{name} contains NaN or infinity", "use an earlier checkpoint")
     return tensors
@@ -118,12 +112,12 @@ def _build_table(names: Iterable[str], config: Any, kind: str) -> dict[str, mapp
     try:
         return mapping.build_rules(names, config, kind)
     except mapping.UnmappedError as unmapped:
-        raise UserError(str(unmapped), NOTHING_WRITTEN) from None
+        raise UserError(str(unmapped), UNWRITTEN) from None
 
 
 def _get_part(source: Mapping[str, Tensor], piece: mapping.Piece) -> Tensor:
     if piece.name not in source:
-        raise UserError(f"the Hugging Face model has no {piece.name}, which NeMo's class requires", NOTHING_WRITTEN)
+        raise UserError(f"the Hugging Face model has no {piece.name}, which NeMo's class requires", UNWRITTEN)
     tensor = source[piece.name]
     return tensor if piece.expert is None else tensor[piece.expert]
 

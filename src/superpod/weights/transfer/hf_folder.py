@@ -13,7 +13,7 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.weights.families.nemo_class import (
-    DOWNLOAD_HINT,
+    DOWNLOAD,
     FAMILIES,
     MERGE_ADAPTER,
     NemoClass,
@@ -65,16 +65,12 @@ def check_complete(folder: Path) -> NemoClass:
             "use the original weights, or dequantize them with transformers",
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"{folder} contains no tokenizer: none of {', '.join(TOKENIZER_FILES)}", DOWNLOAD_HINT)
+        raise UserError(f"{folder} contains no tokenizer: none of {', '.join(TOKENIZER_FILES)}", DOWNLOAD)
     return nemo_class
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """Return the weight files that transformers reads: safetensors, or else PyTorch's .bin files.
-
-    Raises:
-        UserError: there are no weights, a shard of the index is missing, or a file is truncated.
-    """
+    """Return the weight files that transformers reads. Raises UserError if a file is missing or truncated."""
     for single in SINGLE_FILES:
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
@@ -85,13 +81,13 @@ def find_weights(folder: Path) -> list[Path]:
             continue
         for file in files:
             if not file.is_file():
-                raise UserError(f"{index} contains {file.name}, which does not exist", DOWNLOAD_HINT)
+                raise UserError(f"{index} contains {file.name}, which does not exist", DOWNLOAD)
             if file.suffix == ".safetensors" and _read_header(file) is None:
-                raise UserError(f"{file} is truncated, or not a safetensors file", DOWNLOAD_HINT)
+                raise UserError(f"{file} is truncated, or not a safetensors file", DOWNLOAD)
         return files
     if (folder / "adapter_model.safetensors").is_file() or (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} contains only a PEFT adapter without the weights of the model", MERGE_ADAPTER)
-    raise UserError(f"{folder} contains no weights: no *.safetensors or *.bin with transformers' names", DOWNLOAD_HINT)
+    raise UserError(f"{folder} contains no weights: no *.safetensors or *.bin with transformers' names", DOWNLOAD)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -105,14 +101,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for file in files:
         for name, entry in (_read_header(file) or {}).items():
             if name in listed:
-                raise UserError(f"{folder} contains {name} twice, the second time in {file.name}", DOWNLOAD_HINT)
+                raise UserError(f"{folder} contains {name} twice, the second time in {file.name}", DOWNLOAD)
             if name != "__metadata__":
                 listed[name] = Tensor(str(entry.get("dtype")), tuple(entry.get("shape", ())))
     index = folder / f"{SINGLE_FILES[0]}.index.json"
     if files and files[0].name != SINGLE_FILES[0]:
         absent_name = next((name for name in _read_index(index) if name not in listed), None)
         if absent_name:
-            raise UserError(f"{index} contains the tensor {absent_name}, which is in no shard", DOWNLOAD_HINT)
+            raise UserError(f"{index} contains the tensor {absent_name}, which is in no shard", DOWNLOAD)
     return listed
 
 
@@ -144,7 +140,7 @@ def _read_index(index: Path) -> dict[str, str]:
             return names
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{index} is not an index of shards", DOWNLOAD_HINT)
+    raise UserError(f"{index} is not an index of shards", DOWNLOAD)
 
 
 def _read_header(file: Path) -> dict[str, Any] | None:

@@ -24,11 +24,7 @@ ADAPTER = Path("weights") / "adapter_metadata.json"
 
 
 def find_base_checkpoint(checkpoint: Path) -> Path | None:
-    """Return the checkpoint of the base model for an adapter's checkpoint, or None for a complete model.
-
-    Raises:
-        UserError: the base model does not exist, or the adapter's metadata is corrupt.
-    """
+    """Return the base checkpoint of an adapter, None for other checkpoints. Raises UserError if it is missing."""
     file = checkpoint / ADAPTER
     if not file.is_file():
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 from superpod.planner.formats.hf_config import to_transformers4_keys
-from superpod.weights.families.nemo_class import DOWNLOAD_HINT, read_config
+from superpod.weights.families.nemo_class import DOWNLOAD, read_config
 from superpod.weights.transfer import hf_folder
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     config = read_hf_config(folder)
     dtype = getattr(torch, hf_folder.find_dtype(folder, hf_folder.read_dtype(read_config(folder))))
     options: dict[str, Any] = {}
-    if getattr(
-        config, "quantization_config", None
-    ):  # only gpt-oss: `hf_folder.check_complete` rejects other quantized models
+    # Only gpt-oss: `hf_folder.check_complete` rejects other quantized models.
+    if getattr(config, "quantization_config", None):
         from transformers.utils.quantization_config import Mxfp4Config
 
         options, dtype = {"quantization_config": Mxfp4Config(dequantize=True)}, torch.bfloat16
@@ -49,7 +48,7 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
             **options,
         )
     except Exception as error:  # transformers raises many types for a corrupt folder
-        raise UserError(f"transformers cannot read {folder}: {_describe_exception(error)}", DOWNLOAD_HINT) from None
+        raise UserError(f"transformers cannot read {folder}: {_describe(error)}", DOWNLOAD) from None
     model, info = loaded
     notes = _check_tensors(folder, model, info)
     if options:
@@ -57,7 +56,7 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     return model, notes
 
 
-def _describe_exception(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
@@ -67,11 +66,11 @@ def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
     if missing_names:
         raise UserError(
             f"{folder} lacks {', '.join(missing_names[:6])}, which transformers would initialize randomly",
-            DOWNLOAD_HINT,
+            DOWNLOAD,
         )
     if mismatched := [str(entry[0]) for entry in info.get("mismatched_keys") or []]:
         raise UserError(
-            f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", DOWNLOAD_HINT
+            f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", DOWNLOAD
         )
     _require_tied(folder, model)
     model_names = set(model.state_dict()) | {"lm_head.weight"}
@@ -151,9 +150,7 @@ def read_hf_config(folder: Path) -> Any:
         if config_values is not raw:
             config = type(config).from_dict({**config_values, "rope_parameters": None})
     except Exception as error:  # transformers raises many types for an invalid configuration
-        raise UserError(
-            f"transformers cannot read {folder / 'config.json'}: {_describe_exception(error)}", DOWNLOAD_HINT
-        ) from None
+        raise UserError(f"transformers cannot read {folder / 'config.json'}: {_describe(error)}", DOWNLOAD) from None
     return config
 
 
@@ -208,7 +205,7 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], is_tied: b
     empty_tensors = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
     if empty_tensors:
         raise UserError(
-            f"NeMo's model has no counterpart for {', '.join(empty_tensors[:6])}", convert_tensors.NOTHING_WRITTEN
+            f"NeMo's model has no counterpart for {', '.join(empty_tensors[:6])}", convert_tensors.UNWRITTEN
         )
     return model
 
@@ -238,7 +235,7 @@ def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
     try:
         model.save_pretrained(out)
     except ValueError as error:  # config.json has conflicting settings of generate()
-        raise UserError(f"transformers cannot write the model: {_describe_exception(error)}") from None
+        raise UserError(f"transformers cannot write the model: {_describe(error)}") from None
 
 
 def _build_generation_config(model: Any) -> GenerationConfig:
