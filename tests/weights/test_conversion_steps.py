@@ -24,13 +24,13 @@ def folder(tmp_path):
 
 def test_fp8_weights_of_deepseek_are_refused_with_the_way_round(folder):
     changed(folder, model_type="deepseek_v3", **V3)
-    assert conversion.find_model_name(folder) == "DeepSeekModel"
+    assert conversion.check_folder(folder).model == "DeepSeekModel"
     changed(folder, quantization_config={"quant_method": "fp8"})
     with pytest.raises(UserError, match=r"NeMo 2\.7\.3 cannot import"):
-        conversion.find_model_name(folder)
+        conversion.check_folder(folder)
     changed(folder, model_type="llama")
     with pytest.raises(UserError, match="the weights are in fp8"):
-        conversion.find_model_name(folder)
+        conversion.check_folder(folder)
 
 
 def test_unknown_keys_need_the_forward_check(folder):

@@ -208,7 +208,7 @@ def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run
             places = f"{_get_source_file(_models[name].make)} and {_get_source_file(make)}"
             raise UserError(f"two models are named {name}: in {places}", "rename one of them")
         try:
-            _models[name] = Model(name=name, family=user_models.get_family(make.__module__), make=make, **facts)
+            _models[name] = Model(name=name, family=make.__module__.rpartition(".")[2], make=make, **facts)
         except TypeError as error:
             problem = str(error).removeprefix("Model.__init__() ")
             raise UserError(f"{name}: {problem}", "@model needs seq, lr, min_lr, warmup_steps, max_steps") from error
@@ -264,11 +264,7 @@ def recipes() -> dict[str, Recipe]:
 
 @cache
 def recipes_for(m: Model) -> dict[str, Recipe]:
-    """Return the recipes of a model by name: those in the built-in layout file, then those in user collections.
-
-    Raises:
-        UserError: a layout file is invalid, or two files declare the same recipe.
-    """
+    """Return the recipes of a model by name. Raises UserError if a layout file is invalid, or a recipe is repeated."""
     declared: dict[str, Recipe] = {}
     for path in layout_files(m.name):
         for recipe in read(m, path):

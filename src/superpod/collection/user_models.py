@@ -41,11 +41,6 @@ def locate_errors(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
     return configure
 
 
-def get_family(module: str) -> str:
-    """Return the model family of a module: the last part of its name."""
-    return module.rpartition(".")[2]
-
-
 def _import_file(path: Path, name: str) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -120,7 +120,10 @@ def save_loss_plot(run: RunFolder, path: Path) -> Path:
     lines = run.metrics()
     _draw_losses(axes, lines)
     _draw_attempts(axes, lines)
-    _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
+    nats = run.facts.get("unigram_entropy_nats")
+    if nats is not None:
+        label = f"unigram entropy {nats:.2f}"
+        axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
     _style_axes(axes, run.recipe, _build_caption(lines))
     return _save_figure(figure, path)
 
@@ -257,13 +260,6 @@ def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
             axes.axvline(boundary, color=_FAINT, linewidth=0.9, zorder=1)
             name = f" attempt {line.get('attempt', '?')}"
             axes.text(boundary, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
-
-
-def _draw_entropy(axes: "Axes", nats: float | None) -> None:
-    """Draw a horizontal line at the unigram entropy, if it is known."""
-    if nats is not None:
-        label = f"unigram entropy {nats:.2f}"
-        axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
 
 
 def _build_caption(lines: list[JsonObject]) -> str:

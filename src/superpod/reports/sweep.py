@@ -67,11 +67,7 @@ def read_members(folder: Path) -> list[tuple[dict[str, str], Path]]:
 
 
 def parse_members(record: object, folder: Path) -> list[tuple[dict[str, str], Path]]:
-    """Return (swept values, run folder) of each run in `record`, the content of sweep.json in an absolute `folder`.
-
-    Raises:
-        UserError: the content does not describe a sweep.
-    """
+    """Return (swept values, run folder) of each run in sweep.json of `folder`. Raises UserError if it is invalid."""
     rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
         raise UserError(f"{folder / FILE} has no list of members", "fix or delete it; the run folders are intact")

@@ -104,7 +104,7 @@ def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
     job = None
     if given_layout is None or size.best:
         gbs = compute_requested_batch(recipe, size)
-        job = _plan_job(longer, nodes, gbs)
+        job = tune.plan_job(longer, nodes, gbs)
         layout = job.layout
         set_by |= dict.fromkeys((f.name for f in fields(layout)), PLANNED)
     else:
@@ -154,13 +154,6 @@ def best_layout(recipe: Recipe, nodes: int) -> Layout | None:
     """Return the planner's fastest layout for a recipe on `nodes` nodes, or None if no layout fits."""
     job = tune.best_job(recipe, nodes, recipe.layout(nodes).gbs)
     return job.layout if job else None
-
-
-def _plan_job(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
-    job = tune.best_job(recipe, nodes, gbs)
-    if job is None:
-        raise UserError(*tune.explain_no_layout(recipe, nodes, gbs))
-    return job
 
 
 # -- the requested size ----------------------------------------------------------------------------------------------

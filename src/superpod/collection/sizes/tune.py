@@ -61,9 +61,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     batch = declared_job.layout.gbs if gbs is None else gbs
     if batch < 1:
         raise UserError(f"--gbs is {batch}; it must be at least 1")
-    job = best_job(recipe, nodes, batch)
-    if job is None:
-        raise UserError(*explain_no_layout(recipe, nodes, batch))
+    job = plan_job(recipe, nodes, batch)
     growth = batch / declared_job.layout.gbs
     scale = math.sqrt(growth) if lr_rule == "sqrt" else growth
     schedule = recipe.schedule
@@ -76,6 +74,14 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
         warmup_steps=max(round(schedule.warmup_steps / growth), 1),
         max_steps=max(round(schedule.max_steps / growth), 1),
     )
+
+
+def plan_job(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
+    """Return the result of `best_job`. Raises UserError, with the nearest sizes that work, if no layout fits."""
+    job = best_job(recipe, nodes, gbs)
+    if job is None:
+        raise UserError(*explain_no_layout(recipe, nodes, gbs))
+    return job
 
 
 def best_job(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:

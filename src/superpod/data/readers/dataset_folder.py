@@ -31,11 +31,7 @@ Splits = Mapping[str, tuple[Path, ...]]
 
 
 def find_splits(folder: Path) -> Splits:
-    """Return the sorted files of each split in a dataset's folder. Without splits, all files belong to "train".
-
-    Raises:
-        UserError: the folder is not a dataset, files are missing, or the split of a file is ambiguous.
-    """
+    """Return the files of each split of a dataset; "train" without splits. Raises UserError if files are missing."""
     if (folder / "dataset_dict.json").is_file():
         names = _read_json(folder / "dataset_dict.json").get("splits")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

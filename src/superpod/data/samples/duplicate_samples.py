@@ -44,11 +44,7 @@ class DistinctSamples:
         return True
 
     def count_repeats(self) -> dict[str, int]:
-        """Return, by source, the number of samples of the current source that repeat one of that source.
-
-        Raises:
-            UserError: all samples of the current source are repetitions.
-        """
+        """Return the repetitions in the current source by repeated source. Raises UserError if all samples repeat."""
         name, keys = self._sources[-1]
         if self._repeats and not keys:
             raise UserError(

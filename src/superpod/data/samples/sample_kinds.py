@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from superpod.errors import UserError, did_you_mean
 
 ROLES = ("system", "user", "assistant", "tool")
+OPTIONAL_KEYS = {"instruction": ("input",)}
 ROLE_ALIASES = {
     "developer": "system",
     "human": "user",
@@ -92,7 +93,7 @@ class Keys:
         kinds = {
             kind: keys
             for kind, keys in KINDS.items()
-            if replaced_keys & set(keys) and replaced_keys <= {*keys, *_optional_keys(kind)}
+            if replaced_keys & set(keys) and replaced_keys <= {*keys, *OPTIONAL_KEYS.get(kind, ())}
         }
         if not kinds:
             raise UserError(
@@ -124,10 +125,6 @@ class Keys:
 
     def _matching_kinds(self, row: Mapping[str, object], kinds: Mapping[str, Sequence[str]]) -> list[str]:
         return [kind for kind, keys in kinds.items() if all(self.key(key) in row for key in keys)]
-
-
-def _optional_keys(kind: str) -> tuple[str, ...]:
-    return ("input",) if kind == "instruction" else ()
 
 
 def convert_row(number: int, row: object, keys: Keys, system: str = "") -> tuple[str, Sample]:

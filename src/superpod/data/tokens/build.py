@@ -14,7 +14,7 @@ from pathlib import Path
 
 from superpod.common.cpu_threads import usable_cores
 from superpod.data import paths
-from superpod.data.folder import FILE, DataFolder, require_nonempty_splits
+from superpod.data.folder import FILE, DataFolder, default_split, require_nonempty_splits
 from superpod.data.readers import documents
 from superpod.data.samples.samples import SKIPPED_FILE, BadLines, ReadOptions
 from superpod.data.tokens import distinct_documents, shards, tokenizer, worker_pool
@@ -140,7 +140,7 @@ class _BuildPhases:
 
         merged = distinct_documents.find_distinct(nonempty_prefixes, encoder.vocab)
         self.duplicates = merged.duplicates
-        split_counts = self.options.split_for(merged.documents)
+        split_counts = self.options.split or default_split(merged.documents)
         name = str(self.unfinished.folder)
         if merged.duplicates:
             name += f" ({merged.duplicates} duplicate documents left out)"

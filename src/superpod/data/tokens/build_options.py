@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.data import paths
-from superpod.data.folder import default_split, parse_split
+from superpod.data.folder import parse_split
 from superpod.data.samples.samples import MAX_BAD_SHARE, ReadOptions
 from superpod.data.tokens import tokenizer
 from superpod.errors import UserError
@@ -54,10 +54,6 @@ class BuildOptions:
             raise UserError(
                 f"--seed is {self.seed}; it must be between 0 and {2**32 - 1}", "choose a seed in this range"
             )
-
-    def split_for(self, documents: int) -> str:
-        """Return the split, such as "969,30,1", for a number of documents."""
-        return self.split or default_split(documents)
 
     def encoding(self) -> dict[str, int | str | None]:
         """Return the options that affect the tokens, as a dict of JSON values."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from superpod.common import atomic_file, locks
+from superpod.common import atomic_file, json_files, locks
 from superpod.data.folder import FILE
 from superpod.errors import UserError
 
@@ -60,10 +60,7 @@ class UnfinishedBuild:
 
     def _remove_other_build(self, identity: str, note: Callable[[str], None]) -> None:
         manifest = self.work / _MANIFEST
-        try:
-            old_identity = json.loads(manifest.read_bytes()).get("identity")
-        except (OSError, ValueError):
-            old_identity = None
+        old_identity = (json_files.read_json(manifest) or {}).get("identity")
         if old_identity == identity:
             return
         if old_identity:

@@ -80,7 +80,8 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
     if not path.is_dir():
         raise UserError(f"{path} is not a folder", expected)
     run = find_run(path)
-    losses = _read_validation_losses(run.path) if run else {}
+    lines = last_of_each_step(read_metrics(run.path)) if run else []
+    losses = {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
     if (path / checkpoint_metadata.WEIGHTS).is_dir():
         return [_read_checkpoint(path, losses)]
     folder = run.checkpoints if run and run.path == path else path
@@ -137,12 +138,6 @@ def _read_layout(checkpoint: Path) -> dict[str, int]:
     if "ranks" in layout_facts:
         layout["ranks"] = layout_facts["ranks"]
     return layout
-
-
-def _read_validation_losses(run: Path) -> dict[int, float]:
-    """Return the validation losses of a run by step. The last line of a step takes precedence."""
-    lines = last_of_each_step(read_metrics(run))
-    return {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
 
 
 def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:

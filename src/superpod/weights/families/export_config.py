@@ -21,11 +21,7 @@ EPSILON_KEYS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
 
 
 def build_hf_config(model: Any, tokenizer: Any) -> Any:
-    """Return transformers' configuration for a NeMo model; bos, eos and pad ids are those of `tokenizer`.
-
-    Raises:
-        UserError: no `model_type` of transformers is known for the class.
-    """
+    """Return transformers' configuration for a NeMo model; `tokenizer` gives bos, eos and pad ids. Raises UserError."""
     from transformers import AutoConfig
 
     config, kind = model.config, find_model_type(model)

@@ -23,11 +23,7 @@ def convert_mixtral(config: HFConfig) -> NemoFields:
 
 
 def convert_softmax_router(config: HFConfig, *, normalized: bool) -> dict[str, Any]:
-    """Return the fields of a router with a softmax over the selected experts (`normalized`) or over all experts.
-
-    Raises:
-        UnsupportedError: top-k exceeds the number of experts, or is 1 with `normalized`.
-    """
+    """Return the fields of a softmax router over all experts, or over selected ones if `normalized` is set."""
     if config.topk > config.experts:
         raise UnsupportedError(f"num_experts_per_tok is {config.topk}, which exceeds the {config.experts} experts")
     if config.topk == 1 and normalized:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.common import custom_code
+from superpod.common import custom_code, json_files
 
 SERVERS_FILE = Path(__file__).with_name("served.toml")
 NAMES = {"vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
@@ -112,10 +112,7 @@ def has_template(folder: Path) -> bool:
     """Return whether a folder's tokenizer has a chat template."""
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
-    try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
+    return bool((json_files.read_json(folder / "tokenizer_config.json") or {}).get("chat_template"))
 
 
 def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.common import atomic_folder, custom_code
+from superpod.common import atomic_folder, custom_code, json_files
 from superpod.data import paths
 from superpod.errors import UserError
 from superpod.weights.families import export_config, families
@@ -37,11 +37,6 @@ UNCHECKED_NOTE = "no forward check: the NeMo model was not compared with transfo
 """Note of an import without a forward check."""
 RECORD = "import.json"
 """File in `KEPT` with the result of the forward check, the data type of the weights, and notes."""
-
-
-def find_model_name(folder: Path) -> str:
-    """Return NeMo's class name for a Hugging Face folder, such as LlamaModel. Raises UserError like `check_folder`."""
-    return check_folder(folder).model
 
 
 def check_folder(folder: Path) -> NemoClass:
@@ -248,19 +243,16 @@ def export_hf(
 
 def read_import_notes(checkpoint: Path) -> list[str]:
     """Return the notes that the import recorded in a checkpoint, or [] if there are none."""
-    try:
-        return list(json.loads((checkpoint / KEPT / RECORD).read_bytes())["notes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    notes = (json_files.read_json(checkpoint / KEPT / RECORD) or {}).get("notes")
+    return notes if isinstance(notes, list) else []
 
 
 def _choose_dtype(like: Path | None) -> str:
+    """Return the dtype of an export: that of the import, else that of `like`, else bfloat16."""
     if like is None:
         return "bfloat16"
-    try:
-        stated_dtype = json.loads((like / RECORD).read_bytes())["dtype"]
-    except (OSError, ValueError, KeyError, TypeError):
-        stated_dtype = hf_folder.read_dtype(read_config(like))
+    record = json_files.read_json(like / RECORD) or {}
+    stated_dtype = record.get("dtype") or hf_folder.read_dtype(read_config(like))
     return stated_dtype if stated_dtype in hf_folder.FLOATS.values() else "bfloat16"
 
 

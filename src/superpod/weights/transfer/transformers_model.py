@@ -74,24 +74,17 @@ def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
         )
     _require_tied(folder, model)
     model_names = set(model.state_dict()) | {"lm_head.weight"}
-    layers = model.config.num_hidden_layers
-    unused_names = {
-        name for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"]) if name not in model_names
-    }
-    is_mxfp4_model = model.config.model_type == "gpt_oss"  # the only family in MXFP4
+    kind, layers = model.config.model_type, model.config.num_hidden_layers
+    mxfp4_suffixes = ("_blocks", "_scales") if kind == "gpt_oss" else ()  # values and scales of the only MXFP4 family
     unused_names = {
         name
-        for name in unused_names
-        if not (is_mxfp4_model and _is_mxfp4(name)) and not hf_folder.DERIVED.fullmatch(name)
+        for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"])
+        if not (name in model_names or name.endswith(mxfp4_suffixes) or hf_folder.DERIVED.fullmatch(name))
     }
-    mtp_names = {
-        name
-        for name in unused_names
-        if model.config.model_type == "deepseek_v3" and _parse_layer_number(name) >= layers
-    }
+    mtp_names = {name for name in unused_names if kind == "deepseek_v3" and _parse_layer_number(name) >= layers}
     if rest := sorted(unused_names - mtp_names):
         raise UserError(
-            f"{folder} contains {', '.join(rest[:6])}, which the {model.config.model_type} model of transformers lacks",
+            f"{folder} contains {', '.join(rest[:6])}, which the {kind} model of transformers lacks",
             "the weights in the folder do not match its config.json",
         )
     return (
@@ -127,11 +120,6 @@ def _read_tensors(file: Path, names: tuple[str, ...]) -> dict[str, torch.Tensor]
     is_zip = zipfile.is_zipfile(file)  # older files do not support mmap
     state_dict = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     return {name: state_dict[name] for name in names if name in state_dict}
-
-
-def _is_mxfp4(name: str) -> bool:
-    """Return whether a tensor contains the values or the scales of an MXFP4 matrix."""
-    return name.endswith(("_blocks", "_scales"))
 
 
 def _parse_layer_number(name: str) -> int:
