@@ -136,7 +136,7 @@ def test_merges_duplicate_lines(folder):
     ("name", "job", "says"),
     [
         ("kimi_k2", {"model": "kimi_k2"}, "has no recipes"),
-        ("llama3_70b", {"gpus": 12}, "12 GPUs are not a whole number of nodes with 8"),
+        ("llama3_70b", {"gpus": 12}, "12 GPUs are not a multiple of the 8"),
         ("llama3_70b", {"precision": "fp32"}, "pretrain_h100_fp32 is not a valid recipe name"),
     ],
 )

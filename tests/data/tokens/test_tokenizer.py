@@ -123,5 +123,5 @@ def test_converts_folder_that_needs_transformers(trained: Path, tmp_path: Path, 
 @pytest.mark.nemo
 def test_reports_folder_that_transformers_cannot_load(tmp_path: Path, nemo: None):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=f"no tokenizer can be loaded from {tmp_path}"):
+    with pytest.raises(UserError, match=f"cannot load a tokenizer from {tmp_path}"):
         tokenizer.load(tmp_path)
