@@ -139,7 +139,7 @@ def test_experts_of_a_grouped_layer_share_its_adapter():
 
 
 def test_rows_are_known_by_their_marks():
-    marked = adapter_export._position_matrix(torch.empty(5, 3))
+    marked = adapter_export._build_position_matrix(torch.empty(5, 3))
     assert marked.shape == (5, 3)
     kept = adapter_export._read_row_numbers(marked[[4, 1]])
     assert kept is not None

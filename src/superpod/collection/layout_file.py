@@ -26,7 +26,7 @@ def write_layout(model: str, job: PlannedJob, *, folder: Path | None = None) -> 
         raise UserError(f"{model} has no recipes, so it has no layout file", "omit --write")
     if job.gpus % job.node.gpus:
         raise UserError(f"{job.gpus} GPUs are not a multiple of the {job.node.gpus} GPUs per node")
-    suffix, nodes = _recipe_suffix(job), job.gpus // job.node.gpus
+    suffix, nodes = _build_recipe_suffix(job), job.gpus // job.node.gpus
     path = folder / f"{model}.toml" if folder else _choose_file(model, suffix)
     try:
         old_text = path.read_text() if path.exists() else ""
@@ -50,7 +50,7 @@ def _choose_file(model: str, suffix: str) -> Path:
     return [*user_files, registry.LAYOUTS / f"{model}.toml"][0]
 
 
-def _recipe_suffix(job: PlannedJob) -> str:
+def _build_recipe_suffix(job: PlannedJob) -> str:
     """Return the name of the job's recipe without its model. Raises UserError if it would be invalid."""
     default = registry.sequence(registry.models()[job.model.name], job.task)
     prefix = "" if job.seq == default else f"{job.seq // 1024}k_"

@@ -291,7 +291,7 @@ def _read_dataset_json(file: Path) -> BaseModel:
     if not os.access(file, os.R_OK):
         raise UserError(f"no permission to read {file}", "ask its owner for chmod a+r")
     try:
-        return _dataset_schema().model_validate_json(file.read_bytes())
+        return _get_dataset_schema().model_validate_json(file.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "file"
@@ -299,7 +299,7 @@ def _read_dataset_json(file: Path) -> BaseModel:
 
 
 @lru_cache
-def _dataset_schema() -> type[BaseModel]:
+def _get_dataset_schema() -> type[BaseModel]:
     """Return the schema of dataset.json. Defined on first use, because importing pydantic would slow down `--help`."""
     from pydantic import BaseModel, ConfigDict, Field
 

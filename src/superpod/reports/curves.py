@@ -54,7 +54,7 @@ def draw_curves(curves: Sequence[Curve], *, width: int, height: int, braille: bo
         if curve.dots:
             marks |= {(row // dots_y, column // dots_x): curve.color for column, row in places}
             continue
-        for column, row in _connect(_column_medians(places)):
+        for column, row in _connect(_compute_column_medians(places)):
             cell = row // dots_y, column // dots_x
             bit = BITS[row % 4][column % 2] if braille else 0
             bits, _ = cells.get(cell, (0, 0))
@@ -80,7 +80,7 @@ def draw_curves(curves: Sequence[Curve], *, width: int, height: int, braille: bo
     return [*lines, Text(axis, style="dim")]
 
 
-def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _compute_column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (column, median row) of each column if columns have several points, else the points unchanged."""
     columns: dict[int, list[int]] = {}
     for column, row in places:

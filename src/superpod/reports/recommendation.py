@@ -48,7 +48,7 @@ def recommend(run: Record, figures: Figures) -> str:
     if run.state in (State.FAILED, State.STALLED):
         return f"`recipes why {path}` names the cause of the failure"
 
-    anomaly = _loss_remark(run)
+    anomaly = _describe_loss_anomaly(run)
     if anomaly:
         return f"{anomaly}: `recipes why {path}` shows the log lines"
 
@@ -142,7 +142,7 @@ def _suggest_faster_layout(run: Record, figures: Figures) -> str:
     return f"{speed}; {changes[0]}, according to the planner"
 
 
-def _loss_remark(run: Record) -> str:
+def _describe_loss_anomaly(run: Record) -> str:
     """Describe an anomaly of the losses: a non-finite loss, a jump, or a lasting rise; "" if there is none."""
     if run.remark:
         return run.remark

@@ -116,7 +116,7 @@ def save_loss_plot(run: RunFolder, path: Path) -> Path:
     Vertical lines mark the start of later attempts, and a dashed horizontal line the unigram entropy of the data: the
     loss of a model that has learned only token frequencies. Raises OSError if `path` cannot be written.
     """
-    figure, axes = _new_figure()
+    figure, axes = _create_figure()
     lines = run.metrics()
     _draw_losses(axes, lines)
     _draw_attempts(axes, lines)
@@ -134,7 +134,7 @@ def save_runs_plot(runs: list[RunFolder], path: Path) -> Path:
     With tokens instead of steps, runs of different batch sizes are comparable. Lines are training losses, dots
     validation losses. Raises OSError if `path` cannot be written.
     """
-    figure, axes = _new_figure()
+    figure, axes = _create_figure()
     for run, color in zip(runs, itertools.cycle(_RUN_COLORS), strict=False):
         lines = [line for line in run.metrics() if is_number(line.get("tokens"))]
         train = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
@@ -158,7 +158,7 @@ def _save_figure(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def _new_figure() -> "tuple[Figure, Axes]":
+def _create_figure() -> "tuple[Figure, Axes]":
     """Return an empty figure of 900 x 500 pixels with one pair of axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

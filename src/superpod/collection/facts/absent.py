@@ -26,7 +26,7 @@ def refuse_absent_recipe(name: str) -> None:
             continue
         _refuse_precision(m.name, suffix)
         try:
-            job = _simplest_job(m, suffix)
+            job = _build_simplest_job(m, suffix)
         except UserError:  # the name belongs to a model whose name begins with this model's name
             continue
         # Recomputing shared experts would satisfy delayed_shared, but recipes do not do that for one precision.
@@ -58,7 +58,7 @@ def _refuse_precision(model: str, suffix: str) -> None:
     raise UserError(f"there is no {model}_{suffix}: {problem}", hint)
 
 
-def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
+def _build_simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
     """Return the planner's job for model `m` and the rest of a recipe name, on one node with data parallelism only."""
     facts = declarations.recipe_facts(suffix, "")
     task, precision = facts["task"], facts["precision"]

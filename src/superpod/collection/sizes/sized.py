@@ -209,7 +209,7 @@ def _choose_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int
     wanted_gbs = float(size.gbs) if size.gbs is not None else (size.batch_tokens or 0) / recipe.seq
     if world % layout.model_parallel:
         return max(1, round(wanted_gbs))  # a rule of the planner rejects the layout later
-    below, above = _nearest_batches(layout, world, wanted_gbs)
+    below, above = _find_nearest_batches(layout, world, wanted_gbs)
     if below == wanted_gbs:
         return below
     legal = [gbs for gbs in (below, above) if gbs]
@@ -229,7 +229,7 @@ def _choose_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int
     )
 
 
-def _nearest_batches(layout: Layout, world: int, target: float) -> tuple[int, int]:
+def _find_nearest_batches(layout: Layout, world: int, target: float) -> tuple[int, int]:
     """Return the nearest legal global batch sizes below (0 if there is none) and above `target`."""
     integer_gbs = int(target)
     if integer_gbs == target:

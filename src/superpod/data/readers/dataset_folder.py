@@ -169,7 +169,7 @@ def _to_list(value: object) -> list[str]:
 
 def _find_splits_by_name(folder: Path, files: list[Path]) -> Splits:
     """Return the files of each split by file name: `train-00000-of-00002`, or a word such as `train`."""
-    shards = [(_SHARD.match(_stem(file)), file) for file in files]
+    shards = [(_SHARD.match(_get_stem(file)), file) for file in files]
     if all(match for match, _ in shards):
         names = sorted({match["split"] for match, _ in shards if match})
         if set(names) & set(SPLITS):
@@ -182,7 +182,7 @@ def _find_splits_by_name(folder: Path, files: list[Path]) -> Splits:
     return by_split or {"train": tuple(files)}
 
 
-def _stem(file: Path) -> str:
+def _get_stem(file: Path) -> str:
     return file.name.partition(".")[0]
 
 
@@ -203,7 +203,7 @@ def _require_single_format(folder: Path, split: str, members: tuple[Path, ...]) 
 
 def _require_all_shards(members: tuple[Path, ...]) -> None:
     """Raise UserError if some of the shards train-00000-of-00002, train-00001-of-00002 are missing."""
-    matches = [(file.parent, _SHARD.match(_stem(file))) for file in members]
+    matches = [(file.parent, _SHARD.match(_get_stem(file))) for file in members]
     shards = [(parent, match) for parent, match in matches if match]
     if not shards:
         return

@@ -75,8 +75,8 @@ def read_rows(path: Path, columns: Collection[str] = ()) -> Iterator[Row]:
     kind = get_format(path)
     with _require_unchanged(path):
         if kind in ("parquet", "arrow"):
-            if _first_bytes(path).startswith(LFS):
-                raise _lfs_pointer_error(path)
+            if _read_first_bytes(path).startswith(LFS):
+                raise _build_lfs_error(path)
             for number, value in enumerate(arrow_tables.read_table(path, kind, columns), 1):
                 yield Row(number, value, json.dumps(value, default=str, ensure_ascii=False))
             return
@@ -146,22 +146,22 @@ def _open_decompressed(path: Path) -> BinaryIO:
     return open(path, "rb")
 
 
-def _first_bytes(path: Path) -> bytes:
+def _read_first_bytes(path: Path) -> bytes:
     with _translate_errors(path), open(path, "rb") as stream:
         return stream.read(64)
 
 
 def _check_magic(path: Path) -> None:
     """Raise UserError if the first bytes of a file show that its format differs from its suffix."""
-    first = _first_bytes(path)
+    first = _read_first_bytes(path)
     if first.startswith(LFS):
-        raise _lfs_pointer_error(path)
+        raise _build_lfs_error(path)
     for magic, problem, hint in _MAGIC:
         if first.startswith(magic):
             raise UserError(f"{paths.shorten(path)} {problem}", hint)
 
 
-def _lfs_pointer_error(path: Path) -> UserError:
+def _build_lfs_error(path: Path) -> UserError:
     return UserError(f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run `git lfs pull` or `hf download`")
 
 

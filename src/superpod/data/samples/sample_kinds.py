@@ -113,7 +113,7 @@ class Keys:
 
     def find_kind(self, row: Mapping[str, object]) -> str:
         """Return the kind of a row, such as "messages". Raises ValueError unless its keys match exactly one kind."""
-        kinds = self._matching_kinds(row, self._kinds) or self._matching_kinds(row, KINDS)
+        kinds = self._find_kinds(row, self._kinds) or self._find_kinds(row, KINDS)
         if "instruction" in kinds:
             kinds = [kind for kind in kinds if kind != "input"]
         if len(kinds) == 1:
@@ -123,7 +123,7 @@ class Keys:
         problem = f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}"
         raise ValueError(f"{problem}, which belong to several sample formats" if kinds else problem)
 
-    def _matching_kinds(self, row: Mapping[str, object], kinds: Mapping[str, Sequence[str]]) -> list[str]:
+    def _find_kinds(self, row: Mapping[str, object], kinds: Mapping[str, Sequence[str]]) -> list[str]:
         return [kind for kind, keys in kinds.items() if all(self.key(key) in row for key in keys)]
 
 

@@ -200,7 +200,7 @@ class _BuildPhases:
             tokenizer.copy_files(source, path)
         elif not path.is_dir():  # an earlier build may have trained it
             self.progress("tokenizer", 0, 0)
-            pieces = self._training_pieces()
+            pieces = self._select_training_pieces()
             jobs = [shards.TokenizerJob(pieces, self.options.json_key, vocab or 0, str(path), self.options.skip)]
             list(self.run(shards.train_tokenizer, jobs))
         encoder = tokenizer.load(path, self.unfinished.work / "encoder.json")
@@ -210,7 +210,7 @@ class _BuildPhases:
             )
         return encoder
 
-    def _training_pieces(self) -> tuple[documents.Piece, ...]:
+    def _select_training_pieces(self) -> tuple[documents.Piece, ...]:
         """Return the pieces of every n-th shard, with about `TRAINING_BYTES` bytes in total."""
         total = sum(piece.end - piece.start for shard in self.plan for piece in shard)
         step = -(-total // TRAINING_BYTES)

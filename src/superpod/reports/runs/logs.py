@@ -70,7 +70,7 @@ class LogReader:
             if has_end:
                 self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
-            for path in self._job_outputs(attempts):
+            for path in self._find_job_outputs(attempts):
                 for line in self._read_lines(path):
                     yield f"[{path.stem}] {line.text}"
 
@@ -89,7 +89,7 @@ class LogReader:
             chosen_logs += [path for path in logs if node_of(path) is None]  # srun.log: why srun terminated the ranks
         return chosen_logs
 
-    def _job_outputs(self, attempts: list[Attempt]) -> list[Path]:
+    def _find_job_outputs(self, attempts: list[Attempt]) -> list[Path]:
         """Return the outputs `slurm-JOB.out` of jobs that started no attempt."""
         jobs = {str(attempt.result.get("job", "")) for attempt in attempts}
         outputs = sorted(self._run.path.glob("slurm-*.out"))

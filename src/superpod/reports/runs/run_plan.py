@@ -29,15 +29,15 @@ def planned_job(run: RunFolder) -> PlannedJob:
             gpus=query["gpus"],
             seq=query["seq"],
             precision=query["precision"][0],
-            layout=Layout(**_known_fields(Layout, layouts[0]["layout"])),
+            layout=Layout(**_select_known_fields(Layout, layouts[0]["layout"])),
             task=query.get("task", "pretrain"),
-            options=Options(**_known_fields(Options, query.get("options") or {})),
+            options=Options(**_select_known_fields(Options, query.get("options") or {})),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"{run.path / 'plan.json'} cannot be read: {error}") from error
 
 
-def _known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _select_known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are fields of the dataclass `kind`, with lists converted to tuples."""
     names = {field.name for field in fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in names}

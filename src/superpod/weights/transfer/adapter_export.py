@@ -171,7 +171,7 @@ def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[AdaptedMatrix
         raise UserError(f"PEFT cannot represent this adapter: {unmapped}", EXPORT_MERGED) from None
     for name, layer in layers:
         rule = table[name]
-        for piece, part in zip(rule.pieces, rule.split(_position_matrix(state[name])), strict=True):
+        for piece, part in zip(rule.pieces, rule.split(_build_position_matrix(state[name])), strict=True):
             rows, module = _read_row_numbers(part), piece.name.removesuffix(".weight")
             if rows is None or piece.expert is not None or module not in linears:
                 raise UserError(
@@ -200,7 +200,7 @@ def _is_dora(layer: object) -> bool:
     return hasattr(getattr(layer, "adapter", None), "get_weight_magnitude")
 
 
-def _position_matrix(weight: torch.Tensor) -> torch.Tensor:
+def _build_position_matrix(weight: torch.Tensor) -> torch.Tensor:
     """Return an FP32 matrix of the shape of `weight` with row and column numbers, which are exact up to 2^24."""
     import torch
 
