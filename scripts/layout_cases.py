@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal
 
 from superpod.collection import registry
-from superpod.collection.recipe_job import default_options, resolve_parameters, with_attention
+from superpod.collection.recipe_job import default_options, resolve_parameters, set_unfused_attention
 from superpod.collection.registry import TASKS, Task
 from superpod.errors import UserError
 from superpod.planner import hardware
@@ -103,7 +103,7 @@ class Case:
             options=default_options(self.task, self.precision, self.sharding, shape),
         )
         try:
-            return resolve_parameters(planned) if layout else with_attention(planned)
+            return resolve_parameters(planned) if layout else set_unfused_attention(planned)
         except UserError:  # a layout that these GPUs do not fill: `predict` says that it is illegal
             return planned
 

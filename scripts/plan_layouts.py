@@ -70,7 +70,7 @@ def _block(group: Planned, runs: Runs) -> str:
     lines = []
     for case, layouts in group.items():
         lines += _remarks(case, layouts, runs)
-        lines += layout_text.entry_lines(case.suffix, _by_nodes(case, layouts), {})
+        lines += layout_text.format_entry(case.suffix, _by_nodes(case, layouts), {})
     return "\n".join(lines) + "\n"
 
 

@@ -34,7 +34,7 @@ def fill(path: Path, *, anew: bool = False, before: Iterable[Entry] = ()) -> int
     after = text
     for suffix, recipe in recipes.items():
         if saves[suffix] != recipe.saves:
-            after = layout_file.with_recipe(after, str(path), suffix, recipe.layouts, saves[suffix])
+            after = layout_file.replace_recipe(after, str(path), suffix, recipe.layouts, saves[suffix])
     partial = path.with_suffix(".toml.partial")
     partial.write_text(after)
     os.replace(partial, path)
@@ -52,7 +52,7 @@ def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tup
     missing = [(recipe, nodes) for recipe, nodes in sizes if nodes not in known[recipe.suffix]]
     predictions = predict.many([recipe_job.job(recipe, nodes) for recipe, nodes in missing])
     for (recipe, nodes), prediction in zip(missing, predictions, strict=True):
-        yield recipe.suffix, nodes, save_interval.rounded_steps(prediction.step_time_s)
+        yield recipe.suffix, nodes, save_interval.choose_interval(prediction.step_time_s)
 
 
 def main() -> None:

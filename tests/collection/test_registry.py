@@ -92,7 +92,7 @@ def test_layout_has_all_fields_of_its_text(tmp_path):
     modules = ("mlp", "layernorm")
     layout = Layout(pp=4, vp=2, mbs=2, gbs=64, chunks=chunks, recompute="selective", recompute_modules=modules)
     assert recipe.layout() == layout
-    assert layout_text.entry_lines(NAME, recipe.layouts, {}) == [f'{NAME} = {{ 1 = "{text}" }}']
+    assert layout_text.format_entry(NAME, recipe.layouts, {}) == [f'{NAME} = {{ 1 = "{text}" }}']
 
 
 def test_facts_from_a_name(tmp_path):

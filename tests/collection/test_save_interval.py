@@ -37,7 +37,7 @@ def test_declared_intervals_do_not_depend_on_the_planner(doubled):
     assert [save_interval.save_every(r, n) for r in recipes for n in r.nodes] == [
         r.saves[n] for r in recipes for n in r.nodes
     ]
-    moved = [r for r in recipes[::40] if save_interval.planned_interval(recipe_job.job(r)) != r.saves[r.nodes[0]]]
+    moved = [r for r in recipes[::40] if save_interval.plan_interval(recipe_job.job(r)) != r.saves[r.nodes[0]]]
     assert len(moved) > 20  # so the planner has moved
 
 
@@ -48,9 +48,7 @@ def test_computes_interval_of_planned_size(doubled):
         changed = adapt(recipe, other)
         assert changed.saves == {}
         (nodes,) = changed.nodes
-        assert save_interval.save_every(changed, nodes) == save_interval.planned_interval(
-            recipe_job.job(changed, nodes)
-        )
+        assert save_interval.save_every(changed, nodes) == save_interval.plan_interval(recipe_job.job(changed, nodes))
 
 
 @pytest.mark.nemo
@@ -73,7 +71,7 @@ def test_script_adds_missing_intervals(tmp_path):
     before = layout_text.parse('pretrain_h100_bf16 = { 1 = "tp=2,gbs=512,save_every=3" }', "before")
     script("save_intervals").fill(path)
     computed = {entry.recipe: entry.saves for entry in layout_text.read(path)}["pretrain_h100_bf16"]
-    assert computed == {1: save_interval.planned_interval(recipe_job.job(next(iter(recipes_of(path))), 1)), 2: 7}
+    assert computed == {1: save_interval.plan_interval(recipe_job.job(next(iter(recipes_of(path))), 1)), 2: 7}
     assert path.read_text().startswith(f"{head}pretrain_h100_bf16 = {{")
     assert path.read_text().endswith(kept)
 

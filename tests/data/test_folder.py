@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superpod.data.folder import DataFolder, default_split, name_in_folder, parse_split, split_ranges
+from superpod.data.folder import DataFolder, default_split, parse_split, relative_if_inside, split_ranges
 from superpod.errors import UserError
 
 
@@ -120,8 +120,8 @@ def test_default_split(documents: int, split: str):
 
 
 def test_names_inside_the_folder_are_relative(tmp_path: Path):
-    assert name_in_folder(tmp_path / "a" / "b", tmp_path) == "a/b"
-    assert name_in_folder(tmp_path / "a" / ".." / ".." / "c", tmp_path) == str(tmp_path.parent / "c")
+    assert relative_if_inside(tmp_path / "a" / "b", tmp_path) == "a/b"
+    assert relative_if_inside(tmp_path / "a" / ".." / ".." / "c", tmp_path) == str(tmp_path.parent / "c")
 
 
 SHARES = st.integers(0, 999) | st.sampled_from([0.5, 33.3, 0.001])

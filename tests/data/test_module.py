@@ -7,7 +7,7 @@ import pytest
 
 from superpod.data.folder import DataFolder
 from superpod.data.tokens.add import add
-from superpod.data.tokens.indexed import lengths
+from superpod.data.tokens.indexed import read_lengths
 from superpod.nemo2.data_module import data_module, mock_data_module
 
 pytestmark = pytest.mark.nemo
@@ -41,7 +41,7 @@ def test_nemo_trains_on_the_folder(built: Path, tmp_path: Path, nemo: None):
     begin = folder.split_documents()["train"]
     assert validation.indices.tolist() == list(range(begin, begin + folder.split_documents()["validation"]))
     assert list(folder.index_cache_path.glob("*-GPTDataset-train-*"))
-    assert sum(lengths(own / "text")) == folder.tokens
+    assert sum(read_lengths(own / "text")) == folder.tokens
 
 
 def test_a_weighted_blend(built: Path, corpus: Path, tmp_path: Path, nemo: None):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from superpod.diagnosis import flight_recorder, rank_logs
-from superpod.reports.runs.logs import Reader
+from superpod.reports.runs.logs import LogReader
 from superpod.runtime.attempts.diagnose import summarize
 from superpod.runtime.rank import capture, rank
 from superpod.runtime.runs.run_folder import RunFolder
@@ -57,16 +57,16 @@ def test_why_slurm_ended_a_step_is_read_from_a_node_s_file_too(run, attempt):
 
 
 def test_logs_shows_one_rank_of_a_node_s_file_or_all_with_their_ranks(run, attempt):
-    assert list(Reader(run).read_new()) == ["[001 node 0 rank 0] zero"]
-    assert list(Reader(run, rank=3).read_new()) == [
+    assert list(LogReader(run).read_new()) == ["[001 node 0 rank 0] zero"]
+    assert list(LogReader(run, rank=3).read_new()) == [
         "[001 node 1 rank 3] hello from 3",
         *(f"[001 node 1 rank 3] progress {i}" for i in (1, 2, 3)),
         "[001 node 1 rank 3] ValueError: heads 3 by tp 2",
     ]
-    everything = list(Reader(run, all_ranks=True).read_new())
+    everything = list(LogReader(run, all_ranks=True).read_new())
     assert everything[:2] == ["[001 node 0 rank 0] zero", "[001 node 0 rank 1] one"]
     assert any(line.startswith("[001 node 1] slurmstepd-node2: error:") for line in everything)
-    assert list(Reader(run, rank=2, tail=2).read_new()) == [
+    assert list(LogReader(run, rank=2, tail=2).read_new()) == [
         "[001 node 1 rank 2] RuntimeError: Connection closed by peer",
         "[001 node 1 rank 2] ",
     ]
@@ -75,7 +75,7 @@ def test_logs_shows_one_rank_of_a_node_s_file_or_all_with_their_ranks(run, attem
 def test_a_file_a_rank_of_earlier_and_local_runs_is_read_as_before(run):
     attempt = run.new_attempt()
     (attempt.path / "logs" / "0.1.log").write_text("5: no label\n")
-    assert list(Reader(run, rank=1).read_new()) == ["[001 node 0 rank 1] 5: no label"]
+    assert list(LogReader(run, rank=1).read_new()) == ["[001 node 0 rank 1] 5: no label"]
     assert rank_logs.tails(attempt.path / "logs" / "0.1.log") == [(1, "5: no label\n")]
 
 

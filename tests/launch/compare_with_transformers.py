@@ -66,10 +66,13 @@ def transformers_loss(model: Path, data: Path) -> float:
 
     from superpod.data.samples import chat, samples
 
-    network, tokenizer = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32), chat.load(str(model))
+    network, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32),
+        chat.load_tokenizer(str(model)),
+    )
     total, count = 0.0, 0
-    for sample in samples.read(data):
-        encoded = chat.encode(sample, tokenizer)
+    for sample in samples.read_samples(data):
+        encoded = chat.encode_sample(sample, tokenizer)
         ids, learnt = torch.tensor([encoded.ids]), torch.tensor(encoded.loss_mask[1:])
         with torch.no_grad():
             log_probabilities = torch.log_softmax(network(ids).logits[0, :-1], -1)
@@ -85,7 +88,10 @@ def transformers_answer(model: Path, prompt: str, tokens: int) -> str:
 
     from superpod.data.samples import chat
 
-    network, tokenizer = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32), chat.load(str(model))
+    network, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32),
+        chat.load_tokenizer(str(model)),
+    )
     inputs: Any = tokenizer(prompt, return_tensors="pt")
     answer = network.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     return tokenizer.decode(answer, skip_special_tokens=True)

@@ -38,7 +38,7 @@ def main() -> int:
     after = built()
     on_the_spot = adapt(recipe, Size(num_nodes=3, gbs=480))
     assert on_the_spot.saves == {}
-    assert save_interval.save_every(on_the_spot, 3) == save_interval.rounded_steps(
+    assert save_interval.save_every(on_the_spot, 3) == save_interval.choose_interval(
         predict.one(recipe_job.job(on_the_spot, 3)).step_time_s
     )
     return int(before != after)

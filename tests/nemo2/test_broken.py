@@ -35,7 +35,7 @@ def test_every_gemma3_recipe_is_broken():
 
 
 def test_overrides_do_not_help():
-    problem = proof_level.refusal(registry.find(GEMMA3), 1, ["model.config.window_size=128"])
+    problem = proof_level.explain_refusal(registry.find(GEMMA3), 1, ["model.config.window_size=128"])
     assert problem is not None
     assert "examples/gemma3" in problem[1]
 

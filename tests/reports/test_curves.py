@@ -2,11 +2,11 @@
 
 import pytest
 
-from superpod.reports.curves import LABEL_WIDTH, Curve, draw, format_short
+from superpod.reports.curves import LABEL_WIDTH, Curve, draw_curves, format_axis_value
 
 
 def text(curves, **how):
-    return [line.plain for line in draw(curves, **how)]
+    return [line.plain for line in draw_curves(curves, **how)]
 
 
 def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right():
@@ -55,5 +55,5 @@ def test_nothing_is_drawn_of_nothing_and_one_point_is_a_point():
     [(3.0, "3"), (150_000, "150,000"), (0.00012, "1.20e-04"), (2.34567, "2.346"), (-1e9, "-1.00e+09")],
 )
 def test_numbers_fit_beside_the_curve(value, shown):
-    assert format_short(value) == shown
+    assert format_axis_value(value) == shown
     assert len(shown) <= LABEL_WIDTH

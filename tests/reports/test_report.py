@@ -7,7 +7,7 @@ from rich.console import Console
 
 from superpod.common.json_files import append_line, write_json
 from superpod.reports import sweep
-from superpod.reports.report import Summary, loss_curve, render, rows, summary
+from superpod.reports.report import Summary, build_rows, render, save_loss_plot, summary
 from superpod.runtime.runs.run_folder import RunFolder
 
 NAME = "tiny_pretrain_h100_bf16"
@@ -153,7 +153,7 @@ def test_lines_without_a_attempt_or_with_odd_numbers_are_drawn(run, tmp_path):
     write(run, {"step": 5, "loss": 2, "step_time_s": 1, "tokens": 9000, "tokens_per_s_per_gpu": 1})
     assert summary(run).steps == 5
     assert "9,000" in text(run)
-    assert loss_curve(run, tmp_path / "loss.png").is_file()
+    assert save_loss_plot(run, tmp_path / "loss.png").is_file()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 12])
@@ -163,7 +163,7 @@ def test_the_loss_curve_is_a_picture_of_900_by_500(run, tmp_path, steps):
         run,
         *(step(n, "001" if n < 6 else "002", val_loss=9.0 / n if n % 4 == 0 else None) for n in range(1, steps + 1)),
     )
-    data = loss_curve(run, tmp_path / "loss.png").read_bytes()
+    data = save_loss_plot(run, tmp_path / "loss.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (900, 500)
 
@@ -174,7 +174,7 @@ def test_what_is_drawn(run, monkeypatch, tmp_path):
     save = figure.Figure.savefig
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
     two_attempts(run)
-    loss_curve(run, tmp_path / "loss.png")
+    save_loss_plot(run, tmp_path / "loss.png")
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert list(lines["training loss"].get_xdata()) == [1, 2, 3, 4, 5, 6]
@@ -236,7 +236,7 @@ def test_losses_that_are_no_number_stand_with_the_losses_and_rows_are_counted(ru
     bad = ['{"step": 3, "loss": NaN, "step_time_s": 0.5}', '{"step": 4, "loss": Infinity, "tokens": 1e999}']
     rows_of(run.path / "metrics.jsonl", *good, *bad, '{"step": 5, "loss": null}', '{"step": 6, "lo', '{"n": 1}')
     words = "10.0000 -> 5.0000 nats/token at step 2; non-finite (nan, inf) at 3 steps: steps 3 to 5, until the end"
-    assert dict(rows(summary(run)))["loss"] == words
+    assert dict(build_rows(summary(run)))["loss"] == words
     assert (summary(run).steps, summary(run).loss_end, summary(run).losses.bad) == (5, None, 3)
     done = recipes_cli("report", run.path, env={"COLUMNS": "200"})
     assert words in done.stdout
@@ -274,7 +274,7 @@ def test_a_link_in_the_place_of_a_picture_is_replaced_and_what_it_names_is_left_
     other = tmp_path / "theirs.txt"
     other.write_text("theirs")
     (run.path / "loss.png").symlink_to(other)
-    loss_curve(run, run.path / "loss.png")
+    save_loss_plot(run, run.path / "loss.png")
     assert other.read_text() == "theirs"
     assert not (run.path / "loss.png").is_symlink()
     assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")

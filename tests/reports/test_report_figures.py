@@ -34,10 +34,10 @@ def test_goodput_is_the_time_of_steps_that_count_over_the_wall_time(name, tmp_pa
 
 def test_percentiles_are_numpys():
     seconds = [0.5, 0.9, 0.7, 3.0, 0.6, 0.8, 0.55]
-    of = report_figures.percentiles(seconds)
+    of = report_figures.compute_percentiles(seconds)
     assert [of["p50"], of["p90"], of["p99"]] == pytest.approx(np.percentile(seconds, [50, 90, 99]))
-    assert report_figures.percentiles([2.0]) == {"p50": 2.0, "p90": 2.0, "p99": 2.0}
-    assert report_figures.percentiles([]) == {}
+    assert report_figures.compute_percentiles([2.0]) == {"p50": 2.0, "p90": 2.0, "p99": 2.0}
+    assert report_figures.compute_percentiles([]) == {}
 
 
 def test_measured_stands_beside_planned(tmp_path):
@@ -54,7 +54,7 @@ def test_measured_stands_beside_planned(tmp_path):
     assert figures.published is not None
     assert figures.published.recipe == "llama3_8b_pretrain_h100_bf16"
     assert "25% slower than planned" in figures.next
-    shown = dict(report_text.rows(run_record.read_run(run), figures))
+    shown = dict(report_text.build_rows(run_record.read_run(run), figures))
     assert "+25%" in shown["planned step"]
     assert shown["planned step"].startswith(expected.step_time)  # with its interval
     assert "989 TFLOP/s, the dense bf16 peak of the h100" in figures.flops_formula
@@ -110,8 +110,8 @@ def test_a_failed_run_is_sent_to_why_and_a_nan_to_its_lines():
 def test_nothing_known_is_nothing_said():
     figures = report_figures.compute_figures(of_steps([]))
     assert (figures.steps, figures.mfu, figures.goodput, figures.step_s, figures.next) == (0, None, None, {}, "")
-    assert "None" not in str(report_text.rows(of_steps([]), figures))
-    assert report_text.comparison_rows([(of_steps([]), figures)])[0][2:] == ["0", *"-" * 8]
+    assert "None" not in str(report_text.build_rows(of_steps([]), figures))
+    assert report_text.build_comparison_rows([(of_steps([]), figures)])[0][2:] == ["0", *"-" * 8]
 
 
 def test_the_steady_median_is_the_rate(tmp_path):
@@ -140,7 +140,7 @@ def test_a_profile_in_the_folder_tells_the_step_by_term(tmp_path):
     assert 3.0 in [pytest.approx(own, rel=0.01) for own in measured.values()]
     planned = sum(value for _, value, _ in figures.planned.profiled)
     assert planned == pytest.approx(figures.planned.step_s, rel=0.01)
-    assert "by term" in dict(report_text.rows(run_record.read_run(run), figures))
+    assert "by term" in dict(report_text.build_rows(run_record.read_run(run), figures))
 
 
 def kernel(name: str, start: float, length: float) -> dict:
@@ -151,7 +151,10 @@ def kernel(name: str, start: float, length: float) -> dict:
 def test_a_run_that_is_faster_than_its_plan_is_sent_to_calibrate_once(tmp_path):
     run = made_up(tmp_path, slower=0.8)
     record = run_record.read_run(run)
-    shown = [*report.rows(report.summary(run)), *report_text.rows(record, report_figures.compute_figures(record))]
+    shown = [
+        *report.build_rows(report.summary(run)),
+        *report_text.build_rows(record, report_figures.compute_figures(record)),
+    ]
     assert sum("recipes calibrate" in words for _, words in shown) == 1
     assert dict(shown)["next"].startswith("faster than planned")
 

@@ -139,7 +139,7 @@ def test_proof_covers_declared_sizes():
     longer = Request(NAME, seq=16384)
     assert proof_level.changes_what_was_built(longer.changes())
     assert not proof_level.changes_what_was_built(Request(NAME, gbs=1024).changes())
-    assert proof_level.refusal(replace(recipe), 16, request.changes()) is None
+    assert proof_level.explain_refusal(replace(recipe), 16, request.changes()) is None
 
 
 @pytest.mark.parametrize(

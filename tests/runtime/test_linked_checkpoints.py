@@ -77,6 +77,6 @@ def test_prune_removes_the_link_and_not_what_lies_elsewhere(run: RunFolder, tmp_
     folders = saved(run)
     target = moved(folders[0], tmp_path / "big")
     [spare] = kept.choose_removable(kept.list_checkpoints(run.path), 2)
-    kept.remove(spare)
+    kept.remove_checkpoint(spare)
     assert not folders[0].is_symlink()
     assert target.is_dir()

@@ -84,7 +84,7 @@ def compared(folder: Path, kind: str, name: str) -> dict[str, object]:
 
     first, nemo = imported(folder, kind)
     model, out = adapted(nemo, name), folder / f"{kind}-{name}"
-    count = adapter_export.write(model, first, str(first), out)
+    count = adapter_export.write_adapter(model, first, str(first), out)
     trained = forward_check.run_megatron(load.unwrap_model(model), model.config)
     load.merge_adapters(model)
     merged: Any = conversion.fill_model(transformers_model.read_hf_config(first), model).eval()
@@ -135,7 +135,7 @@ def refused_behind_norms(folder: Path) -> list[str]:
     model, refusals = adapted(nemo, "LoRA", behind_norms=True), list[str]()
     for write in (
         lambda: load.merge_adapters(model),
-        lambda: adapter_export.write(model, first, "base", folder / "refused"),
+        lambda: adapter_export.write_adapter(model, first, "base", folder / "refused"),
     ):
         try:
             write()

@@ -46,7 +46,7 @@ def merging(folder: Path, kind: str, name: str) -> dict[str, object]:
         for parameter, weight in whole.named_parameters():
             if "adapter.linear_out" in parameter:
                 weight.zero_()
-        state = load.base_state_dict(model)
+        state = load.get_base_state_dict(model)
         bare = load.unwrap_model(load.load_model(folder / f"{kind}-nemo", torch.float32))
         names = {parameter for parameter, _ in bare.named_parameters()}
         bare.load_state_dict({parameter: state[parameter] for parameter in names}, strict=False)
@@ -99,16 +99,16 @@ def custom(folder: Path) -> dict[str, object]:
     tiny.customize(first, folder / "executed")
     record = conversion.import_hf(first, nemo)
     exported = conversion.export_hf(nemo, back)
-    problems = [*servable.check(back).problems]
+    problems = [*servable.check_model(back).problems]
     (back / "config.json").write_text((first / "config.json").read_text())
     return {
         "imported": record["notes"],
-        "kept": conversion.import_notes(nemo),
+        "kept": conversion.read_import_notes(nemo),
         "exported": exported["notes"],
         "left": [path.name for path in back.glob("*.py")],
         "named": custom_code.python_files(back).keys() - {"config.json"} != set(),
         "problems": problems,
-        "dangling": [*servable.check(back).problems],
+        "dangling": [*servable.check_model(back).problems],
         "executed": (folder / "executed").exists(),
     }
 

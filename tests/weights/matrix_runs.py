@@ -73,7 +73,7 @@ def result(root: Path, name: str) -> dict[str, Any]:
     finally:
         conversion.check_folder = checked
     answer = {"record": record, "keys": same_keys(first, back), "nemo": difference(first, nemo, back)}
-    if case.kind in export_config.KINDS.values() or case.kind in ("qwen3_moe", "deepseek_v3"):
+    if case.kind in export_config.MODEL_TYPES.values() or case.kind in ("qwen3_moe", "deepseek_v3"):
         shutil.rmtree(nemo / conversion.KEPT)  # as a model that was trained from scratch
         shutil.rmtree(back)
         conversion.export_hf(nemo, back, dtype=case.dtype)

@@ -65,10 +65,10 @@ def written(monkeypatch, tmp_path):
         monkeypatch.setattr(transformers_model, "read_hf_config", lambda like: None)
         monkeypatch.setattr(transformers_model, "build_uninitialized", lambda config: theirs(**options))
         monkeypatch.setattr(
-            adapter_export, "config",
+            adapter_export, "build_lora_config",
             lambda *given: SimpleNamespace(save_pretrained=lambda out: None),
         )  # fmt: skip
-        count = adapter_export.write(model, tmp_path, "base", tmp_path / "out")
+        count = adapter_export.write_adapter(model, tmp_path, "base", tmp_path / "out")
         from safetensors.torch import load_file
 
         return count, load_file(tmp_path / "out" / "adapter_model.safetensors")
@@ -132,21 +132,21 @@ def test_experts_of_a_grouped_layer_share_its_adapter():
     grouped = torch.nn.Module()
     grouped.num_gemms = 2
     layer = adapted(QKV_ROWS, layer=grouped)
-    names = [name for name, _ in adapter_export._layers(ours(layer))]
+    names = [name for name, _ in adapter_export._list_adapted_matrices(ours(layer))]
     assert names == [f"decoder.layers.0.self_attention.linear_qkv.weight{expert}" for expert in range(2)]
-    plain = [name for name, _ in adapter_export._layers(ours(adapted(QKV_ROWS)))]
+    plain = [name for name, _ in adapter_export._list_adapted_matrices(ours(adapted(QKV_ROWS)))]
     assert plain == ["decoder.layers.0.self_attention.linear_qkv.weight"]
 
 
 def test_rows_are_known_by_their_marks():
-    marked = adapter_export._position_matrix(torch.empty(5, 3))
+    marked = adapter_export._build_position_matrix(torch.empty(5, 3))
     assert marked.shape == (5, 3)
-    kept = adapter_export._rows(marked[[4, 1]])
+    kept = adapter_export._read_row_numbers(marked[[4, 1]])
     assert kept is not None
     assert kept.tolist() == [4, 1]
-    assert adapter_export._rows(marked.t()) is None
-    assert adapter_export._rows(marked[:, [0, 2, 1]]) is None
-    assert adapter_export._rows(marked[None]) is None
+    assert adapter_export._read_row_numbers(marked.t()) is None
+    assert adapter_export._read_row_numbers(marked[:, [0, 2, 1]]) is None
+    assert adapter_export._read_row_numbers(marked[None]) is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_rows_are_known_by_their_marks():
 )
 def test_last_names_are_given_where_they_mean_the_same(names, modules):
     linears = [f"a.{layer}.{part}_proj" for layer in range(2) for part in "qvk"]
-    assert adapter_export.target_modules(names, linears) == modules
+    assert adapter_export.choose_target_modules(names, linears) == modules
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -168,16 +168,16 @@ def test_pefts_description(dora):
     cls = nemo_stubs.DoRALinear if dora else nemo_stubs.LoRALinear
     layer = adapted(4, cls, dim=4, alpha=8, magnitude=torch.ones(4) if dora else None)
     part = adapter_export.AdaptedMatrix(f"{LAYER}self_attn.q_proj", layer, torch.arange(4))
-    said = adapter_export.config([part], theirs(), "ORG/BASE")
+    said = adapter_export.build_lora_config([part], theirs(), "ORG/BASE")
     assert isinstance(said, peft.LoraConfig)
     assert (said.r, said.lora_alpha, said.lora_dropout, said.use_dora) == (4, 8, 0.25, dora)
     assert (said.base_model_name_or_path, said.task_type, said.inference_mode) == ("ORG/BASE", "CAUSAL_LM", True)
     assert said.target_modules == {"q_proj"}
     other = adapter_export.AdaptedMatrix(f"{LAYER}self_attn.k_proj", adapted(2, dim=2), torch.arange(2))
     with pytest.raises(UserError, match=r"have different \(rank, alpha\): \[\(2, 8\), \(4, 8\)\]"):
-        adapter_export.config([part, other], theirs(), "base")
+        adapter_export.build_lora_config([part, other], theirs(), "base")
     del layer.adapter.dropout
-    assert adapter_export.config([part], theirs(), "base").lora_dropout == 0.0
+    assert adapter_export.build_lora_config([part], theirs(), "base").lora_dropout == 0.0
 
 
 @pytest.fixture
@@ -196,13 +196,13 @@ def checkpoint(monkeypatch, tmp_path):
         out.mkdir()
         return 7
 
-    monkeypatch.setattr(adapter_export, "write", write)
+    monkeypatch.setattr(adapter_export, "write_adapter", write)
     return tmp_path / "adapter"
 
 
 def test_an_adapter_is_exported_with_the_tokenizer_and_without_the_bases_configuration(checkpoint, tmp_path):
     out = tmp_path / "new" / "out"
-    assert adapter_export.export(checkpoint, out, None, "base") == 7
+    assert adapter_export.export_adapter(checkpoint, out, None, "base") == 7
     assert sorted(file.name for file in out.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
     assert [file.name for file in out.parent.iterdir()] == ["out"]
 
@@ -210,11 +210,11 @@ def test_an_adapter_is_exported_with_the_tokenizer_and_without_the_bases_configu
 def test_what_an_export_cannot_do_without_is_named(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="already exists"):
-        adapter_export.export(checkpoint, tmp_path / "there", None, "base")
+        adapter_export.export_adapter(checkpoint, tmp_path / "there", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: tmp_path / "other")
     with pytest.raises(UserError, match=r"other has no copy of its Hugging Face config\.json"):
-        adapter_export.export(checkpoint, tmp_path / "out", None, "base")
+        adapter_export.export_adapter(checkpoint, tmp_path / "out", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: None)
     with pytest.raises(UserError, match="the checkpoint has no adapter"):
-        adapter_export.export(checkpoint, tmp_path / "out", None, "base")
+        adapter_export.export_adapter(checkpoint, tmp_path / "out", None, "base")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "there"]

@@ -24,13 +24,13 @@ def folder(tmp_path):
 
 def test_fp8_weights_of_deepseek_are_refused_with_the_way_round(folder):
     changed(folder, model_type="deepseek_v3", **V3)
-    assert conversion.family(folder) == "DeepSeekModel"
+    assert conversion.check_folder(folder).model == "DeepSeekModel"
     changed(folder, quantization_config={"quant_method": "fp8"})
     with pytest.raises(UserError, match=r"NeMo 2\.7\.3 cannot import"):
-        conversion.family(folder)
+        conversion.check_folder(folder)
     changed(folder, model_type="llama")
     with pytest.raises(UserError, match="the weights are in fp8"):
-        conversion.family(folder)
+        conversion.check_folder(folder)
 
 
 def test_unknown_keys_need_the_forward_check(folder):
@@ -59,21 +59,21 @@ def test_a_doubt_is_refused_where_the_forward_check_would_fail(folder, monkeypat
     ],
 )  # fmt: skip
 def test_an_import_says_what_it_did_not_show(unknown, checked, notes):
-    assert conversion._notes(nemo_class.NemoClass("M", "C", {}, unknown), checked) == notes
+    assert conversion._list_import_notes(nemo_class.NemoClass("M", "C", {}, unknown), checked) == notes
 
 
 def test_an_import_keeps_configuration_tokenizer_and_record(folder, tmp_path):
     (folder / "generation_config.json").write_text("{}")
     checkpoint = tmp_path / "nemo"
     assert conversion.find_kept_files(checkpoint) is None
-    assert conversion.import_notes(checkpoint) == []
-    conversion._keep(folder, checkpoint / conversion.KEPT, {"notes": ["x"], "dtype": "float16"})
+    assert conversion.read_import_notes(checkpoint) == []
+    conversion._keep_hf_files(folder, checkpoint / conversion.KEPT, {"notes": ["x"], "dtype": "float16"})
     kept = conversion.find_kept_files(checkpoint)
     assert kept is not None
     assert kept == checkpoint / "context" / "huggingface"
     names = {"config.json", "generation_config.json", "import.json", "tokenizer.json"}
     assert {file.name for file in kept.iterdir()} == names
-    assert conversion.import_notes(checkpoint) == ["x"]
+    assert conversion.read_import_notes(checkpoint) == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_an_export_has_the_number_format_of_the_import(folder, record, config, d
     changed(folder, **config)
     if record:
         (folder / "import.json").write_text(json.dumps(record))
-    assert conversion._kept_dtype(folder) == dtype
-    assert conversion._kept_dtype(None) == "bfloat16"
+    assert conversion._choose_dtype(folder) == dtype
+    assert conversion._choose_dtype(None) == "bfloat16"
 
 
 def test_raw_errors_become_the_users(capsys):
@@ -124,7 +124,7 @@ def test_a_tokenizer_without_a_template_gets_the_plain_one(tmp_path, monkeypatch
     conversion.save_plain_template(tmp_path)
     file = tmp_path / "chat_template.jinja"
     assert file.exists() is written
-    assert not written or file.read_text() == chat.PLAIN
+    assert not written or file.read_text() == chat.DEFAULT_TEMPLATE
 
 
 @pytest.mark.parametrize(("rows", "ids", "refused"), [(300, 300, False), (299, 300, True)])
@@ -137,18 +137,18 @@ def test_every_id_must_have_a_row(monkeypatch, tmp_path, rows, ids, refused):
     said = nemo_class.NemoClass("M", "C", {"vocab_size": rows})
     if refused:
         with pytest.raises(UserError, match="has 300 ids, but the model's vocab_size is only 299"):
-            conversion._tokenizer(importer, tmp_path, said)
+            conversion._load_tokenizer(importer, tmp_path, said)
         return
-    assert conversion._tokenizer(importer, tmp_path, said).folder == f"{tmp_path}/copied"
+    assert conversion._load_tokenizer(importer, tmp_path, said).folder == f"{tmp_path}/copied"
     module.AutoTokenizer = lambda folder: 1 / 0
     with pytest.raises(UserError, match="cannot be read: division by zero"):
-        conversion._tokenizer(importer, tmp_path, said)
+        conversion._load_tokenizer(importer, tmp_path, said)
     tiny.hollow(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text("{}")
     tiny.customize(tmp_path, tmp_path / "executed")
     with pytest.raises(UserError, match="custom code") as refusal:
-        conversion._tokenizer(importer, tmp_path, said)
+        conversion._load_tokenizer(importer, tmp_path, said)
     assert "needs no custom code" in refusal.value.hint
 
 
@@ -169,7 +169,7 @@ def test_importers_save_the_tokenizer_in_a_folder_of_the_process(monkeypatch):
         return SimpleNamespace(save_pretrained=lambda folder: Path(folder).mkdir())
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
-    with conversion.own_tokenizer_folder():
+    with conversion.use_private_tokenizer_folder():
         folder = Path(ModelConnector().save_hf_tokenizer_assets("X"))
         assert folder.name == "nemo_tokenizer"
         assert folder != Path("/tmp/nemo_tokenizer")
@@ -197,7 +197,7 @@ def test_an_export_is_tied_where_both_sides_are(monkeypatch, said, head, tied):
     state = {"embedding.word_embeddings.weight": embedding}
     if head:
         state["output_layer.weight"] = embedding.clone() if head == "same" else embedding + 1
-    monkeypatch.setattr(load, "base_state_dict", lambda model: state)
+    monkeypatch.setattr(load, "get_base_state_dict", lambda model: state)
     monkeypatch.setattr(nemo_config, "require_match", lambda nearest, model: None)
     monkeypatch.setattr(transformers_model, "build_uninitialized", lambda config: None)
     monkeypatch.setattr(convert_tensors, "get_tensors", lambda model: {"lm_head.weight": 1, "x": 2})
@@ -241,17 +241,17 @@ def importing(monkeypatch, folder):
     weight = torch.nn.Linear(1, 1, dtype=torch.float16)
     weight.config = SimpleNamespace(model_type="llama")
     monkeypatch.setattr(transformers_model, "load_reference", lambda folder: (weight, ["of the load"]))
-    monkeypatch.setattr(transformers_model, "generation_config", lambda folder, model: "settings")
-    monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Model)
-    monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: calls.update(dtype=dtype) or config)
-    monkeypatch.setattr(conversion, "_tokenizer", lambda importer, folder, nearest: "tokenizer")
-    monkeypatch.setattr(conversion, "own_tokenizer_folder", contextlib.nullcontext)
+    monkeypatch.setattr(transformers_model, "read_generation_config", lambda folder, model: "settings")
+    monkeypatch.setattr(nemo_config, "get_model_class", lambda nearest: Model)
+    monkeypatch.setattr(nemo_config, "build_config", lambda nearest, dtype: calls.update(dtype=dtype) or config)
+    monkeypatch.setattr(conversion, "_load_tokenizer", lambda importer, folder, nearest: "tokenizer")
+    monkeypatch.setattr(conversion, "use_private_tokenizer_folder", contextlib.nullcontext)
     monkeypatch.setattr(load, "unwrap_model", lambda model: core)
     monkeypatch.setattr(convert_tensors, "get_tensors", lambda model: "tensors")
-    monkeypatch.setattr(convert_tensors, "to_megatron", lambda *given: calls.update(given=given))
+    monkeypatch.setattr(convert_tensors, "load_into_megatron", lambda *given: calls.update(given=given))
     monkeypatch.setattr(forward_check, "run_megatron", lambda core, config: "pass")
-    outcome = forward_check.Outcome(48, 1e-6, 1e-4)
-    monkeypatch.setattr(forward_check, "require_equal", lambda *given: calls.update(agreed=given) or outcome)
+    outcome = forward_check.Comparison(48, 1e-6, 1e-4)
+    monkeypatch.setattr(forward_check, "require_equal_logits", lambda *given: calls.update(agreed=given) or outcome)
     return SimpleNamespace(calls=calls, folder=folder, theirs=weight, core=core, config=config)
 
 
@@ -278,13 +278,13 @@ def test_an_import_moves_the_weights_compares_and_keeps_a_record(importing, tmp_
     else:
         assert "agreed" not in calls
         assert record["forward_check"] is None
-        assert record["notes"] == ["of the load", conversion.UNCHECKED]
+        assert record["notes"] == ["of the load", conversion.UNCHECKED_NOTE]
     with pytest.raises(UserError, match="already exists"):
         conversion.import_hf(importing.folder, out)
 
 
 def test_a_failed_import_leaves_nothing(importing, tmp_path, monkeypatch):
-    monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: 1 / 0)
+    monkeypatch.setattr(nemo_config, "build_config", lambda nearest, dtype: 1 / 0)
     with pytest.raises(UserError, match=r"NeMo cannot import .*: ZeroDivisionError"):
         conversion.import_hf(importing.folder, tmp_path / "nemo")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
@@ -311,8 +311,8 @@ def exporting(monkeypatch, tmp_path):
     monkeypatch.setattr(load, "unwrap_model", lambda model: "core")
     monkeypatch.setattr(load, "merge_adapters", lambda model: calls["order"].append("merged") or 3)
     monkeypatch.setattr(forward_check, "run_megatron", lambda core, config: calls["order"].append("pass") or "pass")
-    outcome = forward_check.Outcome(48, 1e-6, 1e-4)
-    monkeypatch.setattr(forward_check, "require_equal", lambda *given: calls.update(agreed=given) or outcome)
+    outcome = forward_check.Comparison(48, 1e-6, 1e-4)
+    monkeypatch.setattr(forward_check, "require_equal_logits", lambda *given: calls.update(agreed=given) or outcome)
     monkeypatch.setattr(transformers_model, "read_hf_config", lambda like: calls.update(like=like) or "theirs")
     monkeypatch.setattr(conversion, "fill_model", lambda config, model: ("filled", config))
     monkeypatch.setattr(
@@ -320,7 +320,7 @@ def exporting(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(tokenizer, "load_pretrained", lambda folder: SimpleNamespace(chat_template=""))
     checkpoint = tmp_path / "nemo"
-    conversion._keep(tiny.hollow(tmp_path / "folder"), checkpoint / conversion.KEPT, {"dtype": "float16"})
+    conversion._keep_hf_files(tiny.hollow(tmp_path / "folder"), checkpoint / conversion.KEPT, {"dtype": "float16"})
     return SimpleNamespace(calls=calls, checkpoint=checkpoint, torch=torch, exporter=exporter)
 
 

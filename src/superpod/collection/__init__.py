@@ -1,4 +1,4 @@
-"""The collection of recipes: models, sizes and layouts, and facts about each recipe. No module here imports NeMo."""
+"""The recipes: their models, sizes and layouts, and facts about them. No module here imports NeMo."""
 
 from superpod.common.collection import add
 

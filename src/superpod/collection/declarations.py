@@ -1,7 +1,7 @@
-"""`Recipe` and `Model`, and readers of their declarations in `recipes/layouts/*.toml` and `recipes/models/*.py`.
+"""Defines `Recipe` and `Model`, and reads them from `recipes/layouts/*.toml` and `recipes/models/*.py`.
 
-User collections are read in the same way (common/collection.py). Nothing here imports NeMo; `superpod.recipes.build`
-converts a recipe to a `run.Partial`.
+User collections are read in the same way (common/collection.py). `superpod.recipes.build` converts a recipe to a
+`run.Partial`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from superpod.collection import layout_text, user_models
 from superpod.common import collection, package_files
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, counted, did_you_mean
 from superpod.planner import hardware
 from superpod.planner import models as planned
 from superpod.planner.layout import Layout
@@ -41,12 +41,12 @@ ORDER = (
     "encoders",
     "tiny",
 )
-"""The families that `recipes list` shows first; all others follow in alphabetical order."""
+"""Families in the order of `recipes list`; all others follow in alphabetical order."""
 
 Task = Literal["pretrain", "sft", "lora", "dora"]
 TASKS: tuple[Task, ...] = get_args(Task)
 NAME = re.compile(rf"(?:(?P<context_k>\d+)k_)?(?P<task>{'|'.join(TASKS)})_(?P<gpu>\w+)_(?P<precision>[a-z0-9]+)")
-"""The part of a recipe's name that follows the model's name, such as `16k_pretrain_h100_bf16`."""
+"""The name of a recipe without its model, such as `16k_pretrain_h100_bf16`."""
 
 PRECISIONS = tuple(name for name in hardware.PRECISIONS if name not in ("fp32", "tf32", "fp16", "nvfp4"))
 """Precisions of recipes. NeMo 2.7.3 has no NVFP4 recipe, and no working loss scaling for FP16, which is available as an
@@ -61,7 +61,7 @@ Need = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Model:
-    """A declared model: the facts that are known without NeMo, and the function that creates its configuration."""
+    """A declared model: facts that are known without NeMo, and the function that returns its configuration."""
 
     name: str
     family: str
@@ -81,7 +81,7 @@ class Model:
     not_imported: str = ""
     """Why NeMo's importer cannot import the weights `hf`, or ""."""
     import_instead: str = ""
-    """What to import instead of `hf`."""
+    """Weights to import instead of `hf`."""
     mtp_layers: int = 0
     """Multi-token prediction layers on the last pipeline stage."""
     unproven: str = ""
@@ -89,7 +89,7 @@ class Model:
     broken: str = ""
     """Why the model cannot train with the pinned versions, or ""."""
     workaround: str = ""
-    """What to do about `broken`."""
+    """Workaround for `broken`."""
     needs: tuple[Need, ...] = ()
     """Required package versions, in addition to those required by all recipes (`runtime/runs/versions.py`)."""
     tune: Callable[[run.Partial], None] | None = None
@@ -123,11 +123,10 @@ class Schedule:
 
 
 ADAPTERS = ("lora", "dora")
-"""Tasks that train adapters on top of frozen weights."""
-
+"""Tasks that train adapters next to frozen weights."""
 
 ADAPTER_LR = 1e-4
-"""Peak learning rate of adapters (NeMo 2.7.3, finetune_recipe of every model)."""
+"""Peak learning rate of adapters (NeMo 2.7.3, `finetune_recipe` of all models)."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Recipe:
     lines: Mapping[int, int] = field(default_factory=dict, hash=False, compare=False)
     """Number of nodes -> line of the layout in `source`."""
     saves: Mapping[int, int] = field(default_factory=dict, hash=False)
-    """Number of nodes -> declared steps between two checkpoints; computed for all other sizes."""
+    """Number of nodes -> declared steps between two checkpoints; for other sizes, they are computed."""
 
     @property
     def shape(self) -> planned.ModelShape:
@@ -166,7 +165,7 @@ class Recipe:
 
     @property
     def schedule(self) -> Schedule:
-        """The model's schedule in pretraining; in fine-tuning, 1,000 steps with a short warm-up and decay to 0."""
+        """Schedule of the model for pretraining; for fine-tuning, 1,000 steps with a short warm-up and decay to 0."""
         m = self.model
         if self.task == "pretrain":
             return Schedule(m.lr, m.min_lr, m.warmup_steps, m.max_steps)
@@ -174,15 +173,14 @@ class Recipe:
         return Schedule(lr, 0.0, warmup_steps=50, max_steps=1000)
 
     def layout(self, num_nodes: int | None = None) -> Layout:
-        """Return the layout at `num_nodes` (default: the smallest declared size).
+        """Return the layout on `num_nodes` nodes (default: the smallest declared size).
 
-        Raises:
-            UserError: the recipe does not declare that size.
+        Raises UserError for other sizes.
         """
         size = self.nodes[0] if num_nodes is None else num_nodes
         if size not in self.layouts:
             sizes = ", ".join(map(str, self.nodes))
-            raise UserError(f"{self.name} has no layout for {size} nodes", f"choose one of: {sizes}")
+            raise UserError(f"{self.name} has no layout for {counted(size, 'node')}", f"choose one of: {sizes}")
         return self.layouts[size]
 
 
@@ -190,7 +188,7 @@ _models: dict[str, Model] = {}
 
 
 def nemo(model: str, config: str, **sizes: Any) -> run.Config:
-    """Return the configuration of a NeMo model class and its config class, both in `nemo.collections.llm`."""
+    """Return the `run.Config` of a model class and its configuration class in `nemo.collections.llm`."""
     import nemo_run as run
     from nemo.collections import llm
 
@@ -198,19 +196,19 @@ def nemo(model: str, config: str, **sizes: Any) -> run.Config:
 
 
 def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run.Config]]:
-    """Register the decorated function as a model under its own name. `facts` are fields of `Model`.
+    """Return a decorator that registers a function as a model under its own name. `facts` are fields of `Model`.
 
     Raises:
-        UserError: a fact is unknown or missing, or another model has the same name.
+        UserError: a field is unknown or missing, or another model has the same name.
     """
 
     def wrap(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
         name = make.__name__
         if name in _models:
-            places = f"{_file(_models[name].make)} and {_file(make)}"
+            places = f"{_get_source_file(_models[name].make)} and {_get_source_file(make)}"
             raise UserError(f"two models are named {name}: in {places}", "rename one of them")
         try:
-            _models[name] = Model(name=name, family=user_models.family(make.__module__), make=make, **facts)
+            _models[name] = Model(name=name, family=make.__module__.rpartition(".")[2], make=make, **facts)
         except TypeError as error:
             problem = str(error).removeprefix("Model.__init__() ")
             raise UserError(f"{name}: {problem}", "@model needs seq, lr, min_lr, warmup_steps, max_steps") from error
@@ -219,36 +217,32 @@ def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run
     return wrap
 
 
-def _file(function: Callable[..., Any]) -> str:
+def _get_source_file(function: Callable[..., Any]) -> str:
     return function.__code__.co_filename
 
 
 def families() -> list[str]:
-    """List the model families, which are the files in recipes/models/, in the order of `recipes list`."""
+    """Return the model families (the files in recipes/models/) in the order of `recipes list`."""
     files = sorted(path.stem for path in (RECIPES / "models").glob("[!_]*.py"))
     return sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 @cache
 def models() -> dict[str, Model]:
-    """Return all models by name: first the built-in models, then those of user collections.
-
-    Raises:
-        UserError: a file in a collection cannot be imported, or a model has no shape.
-    """
+    """Return all models by name, built-in models first. Raises UserError if a user's model is invalid."""
     for family in families():
         importlib.import_module(f"superpod.collection.models.{family}")
     built_in = set(_models)
-    user_models.load()
+    user_models.import_models()
     for name in [name for name in _models if name not in built_in]:
         _check_user_model(_models[name])
-        _models[name] = replace(_models[name], make=user_models.with_located_errors(_models[name].make))
+        _models[name] = replace(_models[name], make=user_models.locate_errors(_models[name].make))
     return dict(_models)
 
 
 def _check_user_model(m: Model) -> None:
-    """Check that a model in a user collection has a title and a shape."""
-    place = f"{_file(m.make)}:{m.make.__code__.co_firstlineno}"
+    """Raise UserError if a model in a user collection has no docstring or no shape."""
+    place = f"{_get_source_file(m.make)}:{m.make.__code__.co_firstlineno}"
     if not (m.make.__doc__ or "").strip():
         raise UserError(f"{place}: {m.name} has no docstring", "write one; its first line is the title of the model")
     try:
@@ -260,11 +254,7 @@ def _check_user_model(m: Model) -> None:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """Return all recipes by name, in the order of the models and, for each model, of its layout file.
-
-    Raises:
-        UserError: a layout file is invalid, or not named after a model.
-    """
+    """Return all recipes by name, in the order of the models. Raises UserError if a layout file is invalid."""
     for path in collection.files("layouts"):
         if path.stem not in models():
             hint = did_you_mean(path.stem, list(models())) or "name the file after its model"
@@ -285,11 +275,7 @@ def is_recipe(name: str) -> bool:
 
 @cache
 def recipes_for(m: Model) -> dict[str, Recipe]:
-    """Return the recipes of a model: first those in the built-in layout file, then those in user collections.
-
-    Raises:
-        UserError: a layout file is invalid, or two files declare the same recipe.
-    """
+    """Return the recipes of a model by name. Raises UserError if a layout file is invalid, or a recipe is repeated."""
     declared: dict[str, Recipe] = {}
     for path in layout_files(m.name):
         for recipe in read(m, path):
@@ -305,17 +291,17 @@ def recipes_for(m: Model) -> dict[str, Recipe]:
 
 
 def layout_files(name: str) -> list[Path]:
-    """List the layout files of a model, the built-in one first."""
+    """Return the layout files of a model, the built-in one first."""
     candidates = (LAYOUTS / f"{name}.toml", *collection.files("layouts"))
     return [path for path in candidates if path.stem == name and path.is_file()]
 
 
 def read(m: Model, path: Path) -> Iterator[Recipe]:
-    """Read a model's recipes from a layout file. Raises UserError if the file is invalid."""
+    """Yield a model's recipes in a layout file. Raises UserError if the file is invalid."""
     for entry in layout_text.read(path):
         stated_facts = {key: value for key, value in entry.facts.items() if key != "gpus_per_node"}
         if stated_facts and not m.name.startswith("tiny_"):
-            message = f"{entry.where}: {', '.join(stated_facts)} cannot be set; the name of the recipe determines them"
+            message = f"{entry.where}: {', '.join(stated_facts)} cannot be set; the recipe's name determines them"
             raise UserError(message, "remove them")
         facts = stated_facts or recipe_facts(entry.recipe, entry.where)
         yield Recipe(
@@ -336,10 +322,10 @@ def read(m: Model, path: Path) -> Iterator[Recipe]:
 
 
 def recipe_facts(suffix: str, where: str) -> Mapping[str, str]:
-    """Parse context length, task, GPU and precision from a recipe name without its model.
+    """Return context_k, task, gpu and precision from a recipe name without its model; `where` begins the error.
 
     Raises:
-        UserError: the name does not have this form, or the GPU or its precision is unknown.
+        UserError: the name has another form, or the GPU or its precision is unknown.
     """
     facts, problem = _parse_suffix(suffix)
     if problem:
@@ -350,7 +336,7 @@ def recipe_facts(suffix: str, where: str) -> Mapping[str, str]:
 
 @cache
 def _parse_suffix(suffix: str) -> tuple[dict[str, str], str]:
-    """Return the facts in the name of a recipe, and a hint if they are invalid, or ""."""
+    """Return the parts of a recipe name by group of `NAME`, and a hint if they are invalid, else ""."""
     match, nodes = NAME.fullmatch(suffix), hardware.builtin().nodes
     if match is None:
         return {}, f"the tasks are {', '.join(TASKS)}; another example: 64k_sft_b200_mxfp8"
@@ -360,20 +346,23 @@ def _parse_suffix(suffix: str) -> tuple[dict[str, str], str]:
         closest = did_you_mean(gpu, list(nodes)) or f"known GPUs: {', '.join(nodes)}"
         return facts, f"there is no GPU {gpu}; {closest}"
     supported_precisions = [name for name in nodes[gpu].gpu.precisions if name in PRECISIONS]
-    return facts, "" if facts[
-        "precision"
-    ] in supported_precisions else f"precisions on {gpu}: {', '.join(supported_precisions)}"
+    if facts["precision"] in supported_precisions:
+        return facts, ""
+    return facts, f"precisions on {gpu}: {', '.join(supported_precisions)}"
 
 
 def shape_for(m: Model, task: str) -> planned.ModelShape:
-    """Return the shape of a model in a task. Only pretraining has MTP layers, because imported weights lack them."""
+    """Return the shape of a model for a task. Only pretraining has MTP layers, because imported weights lack them."""
     if task == "pretrain" or not m.shape.mtp_layers:
         return m.shape
     return m.shape.replace(mtp_layers=0)
 
 
 def sequence(m: Model, task: str, context_k: int = 0) -> int:
-    """Return the sequence length: `context_k` x 1024 if given, else that of the model, for fine-tuning at most 4096."""
+    """Return the sequence length of a recipe in tokens: `context_k` x 1024 if it is not 0, else that of the model.
+
+    For fine-tuning, that of the model is limited to `FINETUNE_SEQ`.
+    """
     if context_k:
         return context_k * 1024
     if task == "pretrain" or m.shape.positions:  # the embedding of learned positions has a fixed length

@@ -1,4 +1,4 @@
-"""Check whether NeMo is installed, without importing it: a login node may have only the base installation."""
+"""Check whether NeMo is installed without importing it. A login node may have only the base installation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ INSTALL = "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists w
 
 
 def missing_package() -> str:
-    """Return the first package of NeMo's stack that is not installed, or ""."""
+    """Return the first of `REQUIRED_PACKAGES` that is not installed, or ""."""
     return next((name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None), "")
 
 
 def require(action: str) -> None:
-    """Check that NeMo is installed for an action, such as "training".
-
-    Raises:
-        UserError: a package is missing; the hint has the command to install it.
-    """
+    """Raise UserError if a package of NeMo is not installed. `action` begins the message, such as "training"."""
     package = missing_package()
     if package:
         raise UserError(f"{action} needs NeMo, but {package} is not installed", INSTALL)

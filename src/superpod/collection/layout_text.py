@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError, counted, did_you_mean
 from superpod.planner.formats import option_syntax
 from superpod.planner.formats.config_files import parse_toml, read_text
 from superpod.planner.layout import Layout
@@ -34,24 +34,24 @@ from superpod.planner.layout import Layout
 FACTS = ("task", "gpu", "precision", "gpus_per_node")
 """Keys of a recipe other than its sizes. Task, GPU and precision are given only for the tiny models."""
 SAVES, MAX_STEPS = "save_every", 10**6
-"""Key of the steps between two checkpoints, which is not a field of a layout, and its maximum value."""
+"""Key of the steps between two checkpoints, and its maximum value."""
 MAX_LINE_LENGTH = 120
 EXAMPLE = 'pretrain_h100_bf16 = { 4 = "tp=2,sp,gbs=512" }'
 OLD_FORMAT_EXAMPLE = "nodes.4 = { tp = 2, gbs = 512 }"
 
 
 @dataclass
-class Place:
-    """Position of a recipe in a file; lines are counted from 1."""
+class Position:
+    """Line of a recipe in a file, counted from 1."""
 
     line: int
     sizes: dict[str, int] = field(default_factory=dict)
-    """Key of a number of nodes, such as `2-8` -> its line, if it has its own line."""
+    """Key of sizes, such as `2-8` -> its line, if it has a line of its own."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe in a layout file."""
+    """A recipe in a layout file, with its layouts and lines."""
 
     recipe: str
     """Name of the recipe without its model."""
@@ -73,26 +73,24 @@ class Entry:
 
 
 def read(path: Path) -> list[Entry]:
-    """Read the recipes of a layout file, in the order of the file.
-
-    Raises:
-        UserError: the file is invalid; the message has the file and line.
-    """
+    """Return the recipes of a layout file in order. Raises UserError with file and line if the file is invalid."""
     return parse(read_text(path), str(path))
 
 
 def parse(text: str, file: str) -> list[Entry]:
-    """Parse the text of a layout file; error messages begin with `file`. Raises the same errors as `read`."""
+    """Return the recipes in the text of a layout file. Raises UserError, with `file` in its message, if invalid."""
     content = parse_toml(text, file)
     if "layouts" in content:
         return [_parse_entry(name, table, file, place) for name, table, place in _read_old_format(content, text, file)]
-    recipe_places = places(text)
-    return [_parse_entry(name, table, file, recipe_places.get(name, Place(1))) for name, table in content.items()]
+    recipe_places = find_positions(text)
+    return [_parse_entry(name, table, file, recipe_places.get(name, Position(1))) for name, table in content.items()]
 
 
-def _read_old_format(content: Mapping[str, Any], text: str, file: str) -> Iterator[tuple[str, dict[str, Any], Place]]:
+def _read_old_format(
+    content: Mapping[str, Any], text: str, file: str
+) -> Iterator[tuple[str, dict[str, Any], Position]]:
     """Yield name, table and position of each recipe in a file with `[[layouts]]` tables."""
-    groups, found = content["layouts"], old_places(text)
+    groups, found = content["layouts"], find_old_tables(text)
     if set(content) != {"layouts"} or not isinstance(groups, list) or len(groups) != len(found):
         raise UserError(f"{file}: 'layouts' is not the name of a recipe", f"write one line per recipe: {EXAMPLE}")
     for table, place in zip(groups, found, strict=True):
@@ -107,7 +105,7 @@ def _read_old_format(content: Mapping[str, Any], text: str, file: str) -> Iterat
             yield name, other_entries | sizes, place
 
 
-def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
+def _parse_entry(name: str, table: Any, file: str, place: Position) -> Entry:
     location = f"{file}:{place.line}"
     if not isinstance(table, dict):
         raise UserError(f"{location}: {name} is not a recipe with layouts", f"example: {EXAMPLE}")
@@ -124,9 +122,8 @@ def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
         layout, steps = _parse_layout_and_steps(value, sizes, f"{file}:{line}")
         repeated_sizes = [nodes for nodes in sizes if nodes in layouts]
         if repeated_sizes:
-            raise UserError(
-                f"{file}:{line}: {name} has two layouts for {repeated_sizes[0]} nodes", "remove one of the two"
-            )
+            nodes = counted(repeated_sizes[0], "node")
+            raise UserError(f"{file}:{line}: {name} has two layouts for {nodes}", "remove one of them")
         layouts |= dict.fromkeys(sizes, layout)
         lines |= dict.fromkeys(sizes, line)
         saves |= steps
@@ -137,6 +134,7 @@ def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
 
 
 def _check_facts(facts: Mapping[str, Any], where: str) -> None:
+    """Raise UserError if a fact has the wrong type, or only some of task, gpu and precision are set."""
     gpus = facts.get("gpus_per_node", 1)
     if type(gpus) is not int or gpus < 1:
         raise UserError(f"{where}: gpus_per_node must be a positive integer, not {gpus!r}")
@@ -151,7 +149,7 @@ def _check_facts(facts: Mapping[str, Any], where: str) -> None:
 
 
 def _parse_sizes(key: str, where: str) -> list[int]:
-    """Parse the numbers of nodes in a key: `4`, `1,4`, or `2-8`, which means 2, 4 and 8."""
+    """Return the numbers of nodes of a key such as `4`, `1,4`, or `2-8` (2, 4 and 8). Raises UserError if invalid."""
     if not re.fullmatch(r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5}|(, ?[1-9][0-9]{0,5})*)", key):
         hint = did_you_mean(key, list(FACTS)) or f"write 4, or 2-8 for 2, 4 and 8: {EXAMPLE}"
         raise UserError(f"{where}: {key} is not a number of nodes", hint)
@@ -168,7 +166,7 @@ def _parse_sizes(key: str, where: str) -> list[int]:
 
 
 def _parse_layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tuple[Layout, dict[int, int]]:
-    """Parse a layout and, if given, the steps between two checkpoints at each of its sizes."""
+    """Return a layout, and its steps between checkpoints by number of nodes. Raises UserError if a value is invalid."""
     if isinstance(value, str):
         values = option_syntax.parse_layout(value, f"{where}: the layout")
     elif isinstance(value, dict):
@@ -176,7 +174,7 @@ def _parse_layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tup
     else:
         raise UserError(f"{where}: {value!r} is not a layout", f"example: {EXAMPLE}")
     steps = _parse_steps(values.pop(SAVES), sizes, where) if SAVES in values else {}
-    layout = _cached_layout(repr(values), values, where)  # before gbs, so that a misspelt gbs is reported as such
+    layout = _get_cached_layout(repr(values), values, where)  # before gbs, so that a misspelt gbs is reported first
     if "gbs" not in values:
         raise UserError(f"{where}: gbs is missing", "add the global batch size: gbs=512")
     return layout, steps
@@ -197,10 +195,10 @@ def _parse_steps(value: object, sizes: Sequence[int], where: str) -> dict[int, i
 
 
 _layouts: dict[str, Layout] = {}
-"""Text of the fields -> layout. The 11,000 lines have 1,000 different layouts; checking one takes 20 us."""
+"""Text of the fields -> layout. 11,000 lines have 1,000 different layouts, and checking one takes 20 us."""
 
 
-def _cached_layout(text: str, values: dict[str, Any], where: str) -> Layout:
+def _get_cached_layout(text: str, values: dict[str, Any], where: str) -> Layout:
     if text not in _layouts:
         _layouts[text] = Layout.from_mapping(values, where)
     return _layouts[text]
@@ -211,36 +209,36 @@ _SECTION = re.compile(r"""\s*\[\s*["']?(?P<recipe>[\w-]+)["']?\s*\]""")
 
 
 def parse_key(line: str) -> tuple[str, str] | None:
-    """Parse the recipe and the size key ("" for an inline table) of a line outside any TOML table."""
+    """Return (recipe, size key) of a line outside a TOML table, "" for the key of an inline table; None if neither."""
     match = _KEY.match(line)
     return (match["recipe"], match["size"] or "") if match else None
 
 
-def places(text: str) -> dict[str, Place]:
-    """Find the position of each recipe in the text of a layout file."""
-    found: dict[str, Place] = {}
+def find_positions(text: str) -> dict[str, Position]:
+    """Return the position of each recipe in the text of a layout file, by name."""
+    found: dict[str, Position] = {}
     section = None
     for number, line in enumerate(text.splitlines(), start=1):
         header = _SECTION.match(line)
         if header:
             section = header["recipe"]
-            found[section] = Place(number)
+            found[section] = Position(number)
             continue
         keys = parse_key(line)
         if keys:
             recipe, size = (section, keys[0]) if section else keys
-            place = found.setdefault(recipe, Place(number))
+            place = found.setdefault(recipe, Position(number))
             if size:
                 place.sizes[size] = number
     return found
 
 
-def old_places(text: str) -> list[Place]:
-    """Find the position of each `[[layouts]]` table in the text of a layout file."""
-    found: list[Place] = []
+def find_old_tables(text: str) -> list[Position]:
+    """Return the position of each `[[layouts]]` table in the text of a layout file."""
+    found: list[Position] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(r"\s*\[\[\s*layouts\s*\]\]", line):
-            found.append(Place(number))
+            found.append(Position(number))
             continue
         size = re.match(r"\s*nodes\s*\.\s*(\d+)\s*=", line)
         if size and found:
@@ -248,16 +246,16 @@ def old_places(text: str) -> list[Place]:
     return found
 
 
-def written_fields(layout: Layout) -> dict[str, Any]:
-    """Return the fields that are written to a file: those that differ from the default, and the global batch size."""
+def list_written_fields(layout: Layout) -> dict[str, Any]:
+    """Return the fields of a layout that differ from the default, and the global batch size, by name."""
     changed_fields = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != f.default}
     return changed_fields | {"gbs": layout.gbs}
 
 
-def entry_lines(
+def format_entry(
     recipe: str, layouts: Mapping[int, Layout], saves: Mapping[int, int], facts: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Format a recipe as one line if it fits, else as one line per layout."""
+    """Return the lines of a recipe: one line if it fits into `MAX_LINE_LENGTH`, else a line per layout."""
     groups: dict[tuple[Layout, bool], list[int]] = {}
     for nodes, layout in sorted(layouts.items()):
         groups.setdefault((layout, nodes in saves), []).append(nodes)
@@ -275,7 +273,7 @@ def entry_lines(
 
 
 def _format_sizes(sizes: Sequence[int]) -> str:
-    """Format numbers of nodes as a key, the inverse of `_parse_sizes`."""
+    """Return the key for numbers of nodes, such as `2-8`: the inverse of `_parse_sizes`."""
     if len(sizes) == 1:
         return str(sizes[0])
     if all(after == 2 * before for before, after in pairwise(sizes)):

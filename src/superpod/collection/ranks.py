@@ -1,4 +1,4 @@
-"""Detect ranks started by NeMo-Run, and keep scripts from starting experiments in them."""
+"""Detect ranks started by NeMo-Run, and prevent scripts from starting experiments in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from superpod.errors import UserError
 
 RUNNER = "nemo_run.core.runners.fdl_runner"
-"""The main module of every rank that NeMo-Run starts. It imports the script that created the experiment, under the
-name `__external_main__` (nemo_run/run/experiment.py, maybe_load_external_main)."""
+"""Main module of the ranks that NeMo-Run starts. It imports the script that created the experiment under the name
+ `__external_main__` (nemo_run/run/experiment.py, maybe_load_external_main)."""
 
 
 def is_rank() -> bool:
@@ -19,7 +19,7 @@ def is_rank() -> bool:
 
 
 def refuse_experiments() -> None:
-    """Make the creation of an experiment raise an error in a rank; does nothing in other processes.
+    """In a rank, make the creation of a NeMo-Run experiment raise an error. Other processes are not affected.
 
     A script without a `__main__` guard would start an experiment in every rank, recursively. NeMo-Run logs the error as
     a warning, and the rank continues with the training.
@@ -27,10 +27,10 @@ def refuse_experiments() -> None:
     if is_rank():
         from nemo_run.run.experiment import Experiment
 
-        Experiment.__init__ = _refuse  # type: ignore[method-assign]
+        Experiment.__init__ = _raise_error  # type: ignore[method-assign]
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
+def _raise_error(*_: Any, **__: Any) -> NoReturn:
     raise UserError(
         "this script starts an experiment when it is imported, but NeMo-Run imports it in every rank; no experiment "
         "was started here",

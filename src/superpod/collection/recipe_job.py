@@ -18,16 +18,16 @@ NATIVE_LOSS = ("tiny", "hyena", "t5", "bert", "e5", "llama_embedding", "llama_re
 """Name prefixes of models that train on CPUs, or whose classes have an unfused or a custom loss."""
 
 FP8_GATHER_PRECISIONS = ("fp8ds", "fp8cs", "mxfp8")
-"""Precisions in which the distributed optimizer gathers FP8 parameters; blockwise scales cannot be sharded."""
+"""Precisions in which the distributed optimizer gathers FP8 parameters. Blockwise scales cannot be sharded."""
 
 
 def gathers_fp8(precision: str, sharding: str) -> bool:
-    """Return whether parameters are stored and gathered in FP8, in half the bytes of BF16; only with sharding."""
+    """Return whether sharded parameters are stored and gathered in FP8, in half the bytes of BF16."""
     return precision in FP8_GATHER_PRECISIONS and sharding != "none"
 
 
-def with_attention(job: PlannedJob) -> PlannedJob:
-    """Set unfused attention if Transformer Engine has no other backend for the job, as for latent attention on A100.
+def set_unfused_attention(job: PlannedJob) -> PlannedJob:
+    """Return the job, with unfused attention if Transformer Engine has no other backend (latent attention on A100).
 
     Transformer Engine selects the backend automatically (utils.py:1100-1119), so NeMo's configuration does not show it.
     """
@@ -37,7 +37,7 @@ def with_attention(job: PlannedJob) -> PlannedJob:
 
 
 def resolve_parameters(job: PlannedJob) -> PlannedJob:
-    """Choose the parameter format for MXFP8: BF16 if it fits in memory, else FP8. Other precisions are unchanged.
+    """Return an MXFP8 job with BF16 parameters if they fit in memory, else FP8 parameters; other jobs unchanged.
 
     FP8 parameters take 2 bytes each (row-wise and column-wise copies), and are gathered in the gradient buffer. To
     overlap this all-gather with the forward pass, Megatron expects the training loop to copy them to the buffer
@@ -45,7 +45,7 @@ def resolve_parameters(job: PlannedJob) -> PlannedJob:
     the first step on, so the all-gather must run after the step, without overlap. BF16 parameters take 4 bytes each,
     but their all-gather overlaps: where they fit, they are faster, by 4 % on average over the declared sizes.
     """
-    *preferred, last = parameter_variants(with_attention(job))
+    *preferred, last = parameter_variants(set_unfused_attention(job))
     for variant in preferred:
         if (memory.reserved(variant, columns.from_job(variant)) <= memory.limit(variant)).all():
             return variant
@@ -53,9 +53,9 @@ def resolve_parameters(job: PlannedJob) -> PlannedJob:
 
 
 def parameter_variants(job: PlannedJob) -> list[PlannedJob]:
-    """Return the job in each parameter format that `resolve_parameters` chooses from, the faster one first.
+    """Return the job with each parameter format that `resolve_parameters` chooses from, the faster one first.
 
-    A layout search tries both: a layout that is illegal or does not fit with one format may work with the other.
+    A layout search tries both, because a layout that is illegal or does not fit with one may work with the other.
     """
     if job.precision != "mxfp8" or not gathers_fp8(job.precision, job.layout.sharding):
         return [job]
@@ -83,10 +83,10 @@ def exchanges_heads(shape: ModelShape) -> bool:
     return shape.sink or bool(shape.window and not shape.chunked and not shape.soft_capped)
 
 
-def packing_refusal(shape: ModelShape) -> str:
-    """Return why a model does not support packed samples, or ""."""
+def explain_no_packing(shape: ModelShape) -> str:
+    """Return why a model does not support packed samples, or "" if it does."""
     if ignores_sample_ends(shape):
-        return "NeMo 2.7.3 does not pass sample boundaries to it: states and attention would cross them"
+        return "NeMo 2.7.3 does not pass sample boundaries to it, so states and attention would cross them"
     if shape.soft_capped:
         return "NeMo 2.7.3's attention for this model does not support them"  # gemma2.py, Gemma2DotProductAttention
     if shape.sink:
@@ -95,7 +95,7 @@ def packing_refusal(shape: ModelShape) -> str:
 
 
 def ignores_sample_ends(shape: ModelShape) -> bool:
-    """Return whether a model treats every sequence as one sample.
+    """Return whether a model ignores sample boundaries in a sequence.
 
     NeMo's forward steps for Mamba, Mamba hybrids and Hyena drop the sample boundaries (NeMo 2.7.3, gpt/model/ssm.py:50
     and hyena.py:153). Because these models are causal, they can train on one padded sample per sequence.
@@ -103,12 +103,12 @@ def ignores_sample_ends(shape: ModelShape) -> bool:
     return "mamba" in shape.kinds
 
 
-def loss_impl(name: str, task: str) -> Literal["native", "te"]:
-    """Return cross_entropy_fusion_impl for a model and task; "te" works in place on the BF16 logits."""
+def choose_loss_impl(name: str, task: str) -> Literal["native", "te"]:
+    """Return `cross_entropy_fusion_impl` for a model and task. "te" works in place on the BF16 logits."""
     return "native" if task in ("lora", "dora") or name.startswith(NATIVE_LOSS) else "te"
 
 
-def moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp32", "bf16"]:
+def choose_moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp32", "bf16"]:
     """Return the precision of Adam's moments: BF16 for the pretraining of DeepSeek V3 in BF16, else FP32.
 
     The paper uses BF16 (arXiv:2412.19437, section 3.3.3); NVIDIA's runs do only with BF16 weights (helpers.py:218).
@@ -130,8 +130,8 @@ def default_options(task: str, precision: str, sharding: str, shape: ModelShape)
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
-        loss_impl=loss_impl(shape.name, task),
-        moments=moments(shape.name, task, precision, sharding),
+        loss_impl=choose_loss_impl(shape.name, task),
+        moments=choose_moments(shape.name, task, precision, sharding),
         cp_comm="a2a" if exchanges_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
         permute_fusion=shape.is_moe,
@@ -141,15 +141,14 @@ def default_options(task: str, precision: str, sharding: str, shape: ModelShape)
 
 
 def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
-    """Return the planner's options for a recipe on `num_nodes` nodes."""
+    """Return the planner's options for a recipe on `num_nodes` nodes (default: the smallest declared size)."""
     return job(recipe, num_nodes).options
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> PlannedJob:
-    """Return the planner's job for a recipe at `num_nodes` (default: the smallest declared size).
+    """Return the planner's job for a recipe on `num_nodes` nodes (default: the smallest declared size).
 
-    Raises:
-        UserError: the recipe does not declare that size.
+    `facts` are the hardware data; None for the built-in ones. Raises UserError if the recipe does not declare the size.
     """
     facts = facts or hardware.builtin()
     size = recipe.nodes[0] if num_nodes is None else num_nodes

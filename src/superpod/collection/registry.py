@@ -1,17 +1,15 @@
-"""Find recipes by name. declarations.py defines and reads them."""
+"""Find recipes by name. `declarations` defines and reads them."""
 
 from __future__ import annotations
 
 from superpod.collection.declarations import (
     ADAPTERS,
     LAYOUTS,
-    PRECISIONS,
     TASKS,
     Model,
     Need,
     Recipe,
     Task,
-    families,
     is_recipe,
     layout_files,
     model,
@@ -30,13 +28,11 @@ from superpod.errors import UserError, cut, did_you_mean
 __all__ = [
     "ADAPTERS",
     "LAYOUTS",
-    "PRECISIONS",
     "TASKS",
     "Model",
     "Need",
     "Recipe",
     "Task",
-    "families",
     "find",
     "is_recipe",
     "layout_files",
@@ -53,11 +49,7 @@ __all__ = [
 
 
 def find(name: str) -> Recipe:
-    """Find a recipe by name, in this project's or Hugging Face's spelling.
-
-    Raises:
-        UserError: there is no such recipe; the hint has the closest names.
-    """
+    """Return the recipe with a name, also in Hugging Face's spelling. Raises UserError if there is none."""
     from superpod.collection.facts import absent  # imports numpy, which `recipes list` does not need
 
     for m in models().values():
@@ -68,7 +60,7 @@ def find(name: str) -> Recipe:
     if name in models():
         raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` lists its recipes")
     refuse_fp16(name)
-    absent.refuse(name)
+    absent.refuse_absent_recipe(name)
     canonical = names.translate(name)
     if canonical != name:
         return find(canonical)
@@ -77,15 +69,11 @@ def find(name: str) -> Recipe:
 
 
 def refuse_fp16(name: str) -> None:
-    """Refuse a recipe name with fp16 in place of bf16; all other names are ignored.
-
-    Raises:
-        UserError: the hint has the bf16 recipe and the option `with=fp16`.
-    """
+    """Raise UserError for a recipe name with fp16 instead of bf16; the hint has the option `with=fp16`."""
     bf16 = f"{name.removesuffix('_fp16')}_bf16"
     if name.endswith("_fp16") and bf16 in recipes():
         raise UserError(
             "there are no recipes for fp16: loss scaling does not work in NeMo 2.7.3, so small gradients would "
             "underflow to zero",
-            f"use {bf16}, which all GPUs support; to train in fp16 nevertheless: {bf16} with=fp16",
+            f"use {bf16}, which all GPUs support; `{bf16} with=fp16` trains in fp16 nevertheless",
         )

@@ -1,4 +1,4 @@
-"""Choose the number of steps between two checkpoints of a recipe, based on the predicted step time."""
+"""Choose the number of steps between two checkpoints from the predicted step time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ INTERVALS = (10, 20, 50, 100, 200, 500, 1000)
 
 
 def save_every(recipe: Recipe, num_nodes: int | None = None) -> int:
-    """Return the number of steps between checkpoints of a recipe on `num_nodes` nodes (default: the fewest declared).
+    """Return the steps between two checkpoints of a recipe on `num_nodes` nodes (default: the smallest declared size).
 
-    For declared sizes, it is stored in the layout file, so that a recipe does not change when the planner changes. For
-    other sizes, it is computed from the predicted step time.
+    For declared sizes, they are in the layout file, so that a recipe does not change with the planner. For other sizes,
+    they are computed from the predicted step time.
     """
     size = recipe.nodes[0] if num_nodes is None else num_nodes
-    return recipe.saves[size] if size in recipe.saves else planned_interval(job(recipe, size))
+    return recipe.saves[size] if size in recipe.saves else plan_interval(job(recipe, size))
 
 
-def planned_interval(run: PlannedJob) -> int:
-    """Return the number of steps between checkpoints for the predicted step time of a job."""
-    return rounded_steps(predict.one(run).step_time_s)
+def plan_interval(run: PlannedJob) -> int:
+    """Return the steps between two checkpoints for the predicted step time of a job."""
+    return choose_interval(predict.one(run).step_time_s)
 
 
-def rounded_steps(step_time_s: float | None) -> int:
-    """Return the number of steps between checkpoints for a step time in seconds; None counts as 20 s."""
+def choose_interval(step_time_s: float | None) -> int:
+    """Return the steps between two checkpoints for a step time in seconds (None: 20 s)."""
     short_enough = [steps for steps in INTERVALS if steps * (step_time_s or 20) <= MAX_LOST_S]
     return max(short_enough, default=INTERVALS[0])

@@ -1,4 +1,4 @@
-"""Import the model files of user collections, and report errors in them with file and line."""
+"""Import the model files of user collections. Errors in them are reported with file and line."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 PREFIX = "superpod_collection_"
-"""Prefix of the names of modules from these files, which jobs cannot import."""
+"""Prefix of the module names of these files, which jobs cannot import."""
 
 
-def load() -> None:
-    """Import the files in `models/` of every user collection; importing a file registers its models.
-
-    Raises:
-        UserError: a file cannot be imported; the message has the line of the error.
-    """
+def import_models() -> None:
+    """Import the model files of all user collections, which registers models. Raises UserError if one fails."""
     if collection.folders():
         collection.make_importable()
     for number, path in enumerate(collection.files("models")):
-        _import(path, f"{PREFIX}{number}.{path.stem}")
+        _import_file(path, f"{PREFIX}{number}.{path.stem}")
 
 
-def with_located_errors(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
-    """Wrap the function of a model so that its exceptions are converted to `UserError` with file and line."""
+def locate_errors(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
+    """Return the function of a model, wrapped so that its exceptions become `UserError`s with file and line."""
 
     @functools.wraps(make)
     def configure() -> run.Config:
@@ -45,12 +41,7 @@ def with_located_errors(make: Callable[[], run.Config]) -> Callable[[], run.Conf
     return configure
 
 
-def family(module: str) -> str:
-    """Return the model family of a module, which is the name of its file."""
-    return module.rpartition(".")[2]
-
-
-def _import(path: Path, name: str) -> None:
+def _import_file(path: Path, name: str) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file")
@@ -71,12 +62,12 @@ def _as_user_error(error: Exception, path: Path) -> UserError:
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     hint = "see the example in docs/extending.md"
     if isinstance(error, ModuleNotFoundError):
-        hint = "import NeMo inside the model's function; put your own modules in the folder modules/"
+        hint = "import NeMo inside the function of the model, and put your own modules into the folder modules/"
     return UserError(f"{place}: {type(error).__name__}: {message}", hint)
 
 
 def _error_line(error: Exception, path: Path) -> int:
-    """Return the line number of the innermost stack frame in the file, or of a syntax error."""
+    """Return the line in file `path` at which an exception was raised, or of a syntax error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

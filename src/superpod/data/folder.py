@@ -1,4 +1,4 @@
-"""Data folders: `dataset.json` and the token files that it lists, the only format that recipes train on."""
+"""Data folders, the only format that recipes train on: `dataset.json` and the token files that it lists."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ SCHEMA = 1
 DEFAULT_SPLIT = "969,30,1"
 """Shares of training, validation and test documents, as in the examples of NeMo and Megatron."""
 HUB = "hf:"
-"""Prefix of tokenizer names on the Hugging Face Hub, to distinguish it from a path."""
+"""Prefix that distinguishes the name of a tokenizer on the Hugging Face Hub from a path."""
 MAX_VOCAB = 2**31 - 1
-"""Megatron's token files store ids as int32 at most."""
+"""Maximum vocabulary size: Megatron's token files store ids as int32 at most."""
 SPLITS = ("train", "validation", "test")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TOKENIZER_FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """Parse "train,validation,test" into shares that sum to 1.
+    """Return the shares of training, validation and test, scaled to a sum of 1, from text such as "969,30,1".
 
-    Stricter than Megatron, which reads every sequence of digits and dots as a number ("1e3" as 1 and 3).
+    The syntax is stricter than in Megatron, which reads every sequence of digits and dots as a number ("1e3" as 1 and
+    3).
 
     Raises:
         UserError: the text is not three numbers with a positive sum.
@@ -56,10 +57,10 @@ def parse_split(split: str) -> tuple[float, float, float]:
 
 
 def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
-    """Return the ranges [begin, end) of sequences that Megatron uses for train, validation and test, in file order.
+    """Return the ranges [begin, end) of the sequences that Megatron uses for train, validation and test.
 
-    Uses the arithmetic of `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
-    0.15.3), including the rounding. A part with share 0 is empty.
+    The arithmetic is that of `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
+    0.15.3), including its rounding. A split with share 0 is empty.
     """
     edges = [0.0]
     for share in parse_split(split):
@@ -69,29 +70,37 @@ def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
 
 
 def default_split(sequences: int) -> str:
-    """Return 969,30,1; if a part would be empty, the nearest split in numbers of documents without empty parts."""
+    """Return "969,30,1"; for few documents, a split by number of documents, such as "8,1,1" for 10."""
     if all(begin < end for begin, end in split_ranges(DEFAULT_SPLIT, sequences)):
         return DEFAULT_SPLIT
     held_out = max(1, round(0.03 * sequences))  # the share of 30 in 969,30,1
     return {1: "1,0,0", 2: "1,1,0"}.get(sequences, f"{sequences - held_out - 1},{held_out},1")
 
 
-def check_parts(split: str, sequences: int, whose: str) -> None:
-    """Reject a split in which a part with a share above 0 has no documents. Raises UserError.
+def require_nonempty_splits(split: str, sequences: int, name: str) -> None:
+    """Check that train, validation and test each get documents unless their share is 0.
 
-    Megatron would loop forever: `GPTDataset._get_num_epochs` (0.15.3) adds epochs of 0 tokens until there are enough.
+    With an empty split, Megatron would loop forever: `GPTDataset._get_num_epochs` (0.15.3) adds epochs of 0 tokens.
+
+    Args:
+        split: shares, such as "969,30,1".
+        sequences: number of documents to split.
+        name: name of the data for the error message.
+
+    Raises:
+        UserError: a split would be empty.
     """
     ranges = zip(SPLITS, parse_split(split), split_ranges(split, sequences), strict=True)
-    empty_splits = [name for name, share, (begin, end) in ranges if share and begin == end]
+    empty_splits = [part for part, share, (begin, end) in ranges if share and begin == end]
     if empty_splits:
-        message = f"{whose}: split {split} of {sequences} documents leaves none for {' and '.join(empty_splits)}"
-        hint = f"use --split {default_split(sequences)}, or more documents (a JSON lines file has one per line)"
+        message = f"{name}: split {split} of {sequences} documents leaves none for {' and '.join(empty_splits)}"
+        hint = f"use --split {default_split(sequences)}, or add documents (a JSON lines file has one per line)"
         raise UserError(message, hint)
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A checked data folder. The fields are those of dataset.json; paths inside the folder are relative to it.
+    """A validated data folder with the fields of dataset.json. Paths inside the folder are relative to it.
 
     Attributes:
         path: the folder.
@@ -103,7 +112,7 @@ class DataFolder:
         split: shares of training, validation and test.
         weights: weight per prefix; None for a single prefix, or for a blend by size.
         sha256: digest of .bin followed by .idx per prefix, except for prefixes registered without a digest.
-        index_cache: folder of Megatron's sample indices; None for the default.
+        index_cache: folder of Megatron's sample indices; None for `index_cache` in this folder.
         source: input and options of `data build`.
     """
 
@@ -121,27 +130,31 @@ class DataFolder:
 
     @classmethod
     def load(cls, path: str | Path, verify_sha: bool = False) -> DataFolder:
-        """Read a data folder and check its keys, prefixes, sizes and tokenizer; with `verify_sha` also digests (slow).
+        """Read and validate a data folder.
+
+        Args:
+            path: the folder.
+            verify_sha: also compare the digests of the token files, which reads them completely.
 
         Raises:
-            UserError: the folder is invalid; the message contains the file and the key.
+            UserError: a key, prefix, size, digest or the tokenizer is invalid; the message names the file and the key.
         """
         folder = Path(path).absolute()
-        data_folder = cls(path=folder, **_read(folder / FILE).model_dump(exclude={"schema_"}))
+        data_folder = cls(path=folder, **_read_dataset_json(folder / FILE).model_dump(exclude={"schema_"}))
         data_folder.check(verify_sha)
         return data_folder
 
     def check(self, verify_sha: bool = False) -> None:
-        """Check the values of dataset.json and the files. Raises UserError like `load`."""
+        """Validate the values of dataset.json and the files. See `load` for `verify_sha` and errors."""
         self._check_keys()
         self._check_files(verify_sha)
 
     def write(self) -> None:
         """Write dataset.json atomically."""
-        atomic_file.write(self.path / FILE, json.dumps(self.facts(), indent=2) + "\n")
+        atomic_file.write(self.path / FILE, json.dumps(self.as_json(), indent=2) + "\n")
 
-    def facts(self) -> dict[str, object]:
-        """Return the content of dataset.json."""
+    def as_json(self) -> dict[str, object]:
+        """Return the content of dataset.json as a dict."""
         return {"schema": SCHEMA, **{key: value for key, value in vars(self).items() if key != "path"}}
 
     @property
@@ -156,7 +169,7 @@ class DataFolder:
 
     @property
     def tokenizer_name(self) -> str:
-        """Argument for a tokenizer class: an absolute path, or the name on the Hub."""
+        """Argument of a tokenizer class: an absolute path, or the name on the Hub."""
         return str(self.tokenizer_path or self.tokenizer.removeprefix(HUB))
 
     @property
@@ -166,17 +179,17 @@ class DataFolder:
 
     @property
     def index_cache_path(self) -> Path:
-        """Folder of Megatron's sample indices for this data. It is not created here.
+        """Folder of Megatron's sample indices for this data, which may not exist yet.
 
-        The name of the subfolder depends on the content, because Megatron's cache key contains only the path of a
-        prefix: it would use outdated indices for replaced data.
+        Its name contains a digest of the data, because Megatron's cache key contains only the paths of the prefixes, so
+        that Megatron would use outdated indices after the data is replaced.
         """
         content = json.dumps([sorted(self.sha256.items()), self.prefixes, self.documents, self.tokens])
         return self.path / (self.index_cache or "index_cache") / hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
     def blend(self) -> list[str]:
-        """Return the blend in Megatron's format: [prefix...], or with weights [weight, prefix, weight, prefix...]."""
+        """Megatron's `--data-path`: [prefix, prefix, ...], or with weights [weight, prefix, weight, prefix, ...]."""
         paths = [str(path) for path in self.prefix_paths]
         if self.weights is None or len(paths) == 1:
             return paths
@@ -184,10 +197,11 @@ class DataFolder:
         return [part for pair in zip(map(repr, self.weights), paths, strict=True) for part in pair]
 
     def split_documents(self) -> dict[str, int]:
-        """Return the number of documents per part over all prefixes (of sequences, if documents have several)."""
+        """Return the number of documents in each split over all prefixes (sequences, if documents have several)."""
         totals: dict[str, int] = dict.fromkeys(SPLITS, 0)
         for prefix in self.prefix_paths:
-            for name, (begin, end) in zip(SPLITS, split_ranges(self.split, _sequences(prefix)), strict=True):
+            _, sequences, _ = indexed.read_header(prefix)
+            for name, (begin, end) in zip(SPLITS, split_ranges(self.split, sequences), strict=True):
                 totals[name] += end - begin
         return totals
 
@@ -200,7 +214,7 @@ class DataFolder:
                     "specify one weight per prefix, or null to blend by size",
                 )
             if not all(0 < weight < float("inf") for weight in self.weights):
-                raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave out the prefix")
+                raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "remove the prefix instead")
         if len(set(self.prefixes)) < len(self.prefixes):  # Megatron would count its documents twice
             message = f"{file}: prefixes: a prefix is listed twice"
             raise UserError(message, "list it once, with the sum of the weights")
@@ -224,12 +238,12 @@ class DataFolder:
         file = self.path / FILE
         indices = [indexed.verify(prefix) for prefix in self.prefix_paths]
         for prefix, index in zip(self.prefix_paths, indices, strict=True):
-            check_parts(self.split, index.sequences, f"{file}: split: {prefix}")
+            require_nonempty_splits(self.split, index.sequences, f"{file}: split: {prefix}")
         totals = {"tokens": sum(i.tokens for i in indices), "documents": sum(i.documents for i in indices)}
         for key, total in totals.items():
             if getattr(self, key) != total:
                 message = f"{file}: {key}: {getattr(self, key)}, but the files have {total}"
-                raise UserError(message, "the files have been replaced: build or register the folder again")
+                raise UserError(message, "the files have been replaced; build or register the folder again")
         self._check_digests()
         self._check_tokenizer()
         if not verify_sha:
@@ -238,7 +252,7 @@ class DataFolder:
             digest = indexed.digest(self.path / prefix)
             if digest != registered:
                 message = f"{file}: sha256: {prefix} has {digest[:12]}..., not {registered[:12]}..."
-                raise UserError(message, "the files have changed: restore them, or register them again")
+                raise UserError(message, "the files have changed; restore them, or register them again")
 
     def _check_tokenizer(self) -> None:
         path = self.tokenizer_path
@@ -246,30 +260,26 @@ class DataFolder:
             return
         where, hint = f"{self.path / FILE}: tokenizer: ", "specify the folder or the .model file of the tokenizer"
         paths.check(path, where, hint)
-        files = [path] if self.is_sentencepiece else [path / name for name in _TOKENIZER_FILES]
+        files = [path] if self.is_sentencepiece else [path / name for name in _TOKENIZER_FILE_NAMES]
         if not any(file.is_file() for file in files):
             raise UserError(f"{where}{path} contains no tokenizer", hint)
 
 
 def check_hub_name(tokenizer: str, where: str) -> None:
-    """Reject a name that is not valid on the Hugging Face Hub. Raises UserError."""
+    """Raise UserError if `tokenizer` is not a valid name on the Hugging Face Hub. `where` begins the message."""
     name = tokenizer.removeprefix(HUB)
     if len(name) > 96 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         message = f"{where}{paths.shorten(repr(tokenizer))} is not a valid name on the Hub"
         raise UserError(message, f"use {HUB}ORG/NAME, a folder, or a .model file")
 
 
-def name_in_folder(path: str | Path, folder: Path) -> str:
-    """Return a path for dataset.json: relative to the folder if it is inside, otherwise absolute."""
+def relative_if_inside(path: str | Path, folder: Path) -> str:
+    """Return `path` relative to `folder` if it is inside it, otherwise the absolute path."""
     full_path = Path(os.path.abspath(path))
     return str(full_path.relative_to(folder)) if full_path.is_relative_to(folder) else str(full_path)
 
 
-def _sequences(prefix: Path) -> int:
-    return indexed.read_header(prefix)[1]
-
-
-def _read(file: Path) -> BaseModel:
+def _read_dataset_json(file: Path) -> BaseModel:
     from pydantic import ValidationError
 
     paths.check(file)
@@ -281,7 +291,7 @@ def _read(file: Path) -> BaseModel:
     if not os.access(file, os.R_OK):
         raise UserError(f"no permission to read {file}", "ask its owner for chmod a+r")
     try:
-        return _schema().model_validate_json(file.read_bytes())
+        return _get_dataset_schema().model_validate_json(file.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "file"
@@ -289,8 +299,8 @@ def _read(file: Path) -> BaseModel:
 
 
 @lru_cache
-def _schema() -> type[BaseModel]:
-    """Define the schema of dataset.json. Deferred, because importing pydantic would slow down `--help`."""
+def _get_dataset_schema() -> type[BaseModel]:
+    """Return the schema of dataset.json. Defined on first use, because importing pydantic would slow down `--help`."""
     from pydantic import BaseModel, ConfigDict, Field
 
     class Dataset(BaseModel):

@@ -116,7 +116,7 @@ def estimate_import_gib(folder: Path) -> float:
     """Return the estimated host memory for importing a Hugging Face folder, in GiB."""
     from superpod.weights.transfer import hf_folder
 
-    return 1.0 + COPIES * hf_folder.size(folder) / 2**30
+    return 1.0 + COPIES * hf_folder.count_weight_bytes(folder) / 2**30
 
 
 def require_memory(gib: float, source: str) -> None:
@@ -152,7 +152,7 @@ def export_hf(
 
     folder = Path(like) if like else None
     export_facts = conversion.export_hf(Path(checkpoint), Path(out), folder, dtype, chat, forward_check=forward_check)
-    return {**export_facts, "served": servable.check(Path(out)).line}
+    return {**export_facts, "served": servable.check_model(Path(out)).line}
 
 
 def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) -> dict[str, Any]:
@@ -160,5 +160,5 @@ def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) 
     from superpod.weights.serving import servable
     from superpod.weights.transfer import adapter_export
 
-    adapted = adapter_export.export(Path(checkpoint), Path(out), Path(like), base, chat=chat)
+    adapted = adapter_export.export_adapter(Path(checkpoint), Path(out), Path(like), base, chat=chat)
     return {"adapted": adapted, "served": servable.check_adapter(Path(out)).line}

@@ -79,8 +79,8 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     context = {
         "curves": [(field, *CURVES[field][1:]) for field in shown_fields],
         "facts": _facts(*reported[0]) if len(reported) == 1 else [],
-        "titles": report_text.TITLES,
-        "rows": report_text.comparison_rows(reported) if len(reported) > 1 else [],
+        "titles": report_text.COLUMN_TITLES,
+        "rows": report_text.build_comparison_rows(reported) if len(reported) > 1 else [],
         "time_names": [(name, paint) for name, paint in TIME_COLORS.items() if any(t.get(name) for _, t in run_times)],
         "goodput": GOODPUT.removeprefix("goodput: "),
         "term_names": [
@@ -125,7 +125,7 @@ def _lead(run: Record) -> str:
 
 def _line(run: Record, field: str) -> Line:
     """Return the curve of a field of a run's steps, subsampled to at most `MAX_POINTS` points."""
-    steps = report_text.series(run, field)
+    steps = report_text.select_steps(run, field)
     thinned_steps = steps[:: -(-len(steps) // MAX_POINTS)] if steps else []
     vals = [step for step in run.steps if step.val_loss is not None] if field == "loss" else []
     breaks = [(a.step + b.step) / 2 for a, b in pairwise(run.steps) if a.attempt != b.attempt]
@@ -205,5 +205,5 @@ def _format(value: float | None, spec: str, unit: str = "") -> str | None:
 
 
 def _pairs(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    rows: list[tuple[str, Any]] = [*report_text.heading(run, figures), *report_text.rows(run, figures)]
+    rows: list[tuple[str, Any]] = [*report_text.build_heading_rows(run, figures), *report_text.build_rows(run, figures)]
     return [*rows, ("folder" if run.is_own else "read from", str(run.path))]

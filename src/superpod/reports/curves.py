@@ -1,4 +1,4 @@
-"""Plots for a terminal, made of braille dots, or of ASCII characters if the terminal does not support braille."""
+"""Plots for a terminal, drawn with braille dots, or with ASCII characters where braille is not supported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL_WIDTH = 9
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in order of x, connected by lines; with `dots`, separate marks shown as `o`."""
+    """Points in order of x, connected by lines, or shown as separate marks `o` if `dots` is set."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -28,8 +28,8 @@ class Curve:
     color: int = 0
 
 
-def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
-    """Plot curves as `height` lines of `width` characters, with the x axis below; [] if there are no points."""
+def draw_curves(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
+    """Return a plot as `height` lines of `width` characters and a line for the x axis; [] if there are no points."""
     from rich.text import Text
 
     points = [(x, y) for curve in curves for x, y in zip(curve.xs, curve.ys, strict=True)]
@@ -54,14 +54,14 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
         if curve.dots:
             marks |= {(row // dots_y, column // dots_x): curve.color for column, row in places}
             continue
-        for column, row in _connect(_column_medians(places)):
+        for column, row in _connect(_compute_column_medians(places)):
             cell = row // dots_y, column // dots_x
             bit = BITS[row % 4][column % 2] if braille else 0
             bits, _ = cells.get(cell, (0, 0))
             cells[cell] = bits | bit, curve.color
 
-    labels = {0: format_short(high)}
-    labels.setdefault(height - 1, format_short(low))
+    labels = {0: format_axis_value(high)}
+    labels.setdefault(height - 1, format_axis_value(low))
     lines = []
     for row in range(height):
         line = Text(f"{labels.get(row, ''):>{LABEL_WIDTH}} " + ("│" if braille else "|"))
@@ -75,13 +75,13 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
             else:
                 line.append(" ")
         lines.append(line)
-    first, last = format_short(left), format_short(right)
+    first, last = format_axis_value(left), format_axis_value(right)
     axis = f"{'':{LABEL_WIDTH + 2}}{first}{last:>{max(1, characters - len(first))}}"
     return [*lines, Text(axis, style="dim")]
 
 
-def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the median row of each column, if columns have many points, so that a noisy curve stays readable."""
+def _compute_column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (column, median row) of each column if columns have several points, else the points unchanged."""
     columns: dict[int, list[int]] = {}
     for column, row in places:
         columns.setdefault(column, []).append(row)
@@ -91,7 +91,7 @@ def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the cells on straight lines from each place to the next."""
+    """Return the cells on the straight lines between consecutive points."""
     cells = set(places[:1])
     for (x, y), (u, v) in pairwise(places):
         distance = max(abs(u - x), abs(v - y), 1)
@@ -100,8 +100,8 @@ def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     return cells
 
 
-def format_short(value: float) -> str:
-    """Format a number in at most nine characters."""
+def format_axis_value(value: float) -> str:
+    """Return a number as text of at most nine characters."""
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
     if 1e-3 <= abs(value) < 1e6:

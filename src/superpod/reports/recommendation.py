@@ -1,4 +1,4 @@
-"""The recommendation in a report: the largest waste of time that the figures show, and how to reduce it."""
+"""The recommendation in a report: the problem of a run that costs the most time, and how to reduce it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from superpod.reports.runs.run_record import Record
 
 TOLERANCE = 0.1
-"""Relative deviation from the plan, or share of the time lost, above which a recommendation is made."""
+"""Deviation from the plan, or lost share of the time, above which a recommendation is made."""
 SHORT_S = 1800.0
-"""In a run shorter than this, startup takes a large share of the time, regardless of the settings."""
+"""Maximum duration of a short run, in which startup always takes a large share of the time."""
 MAX_WAITING_SHARE = 0.1
-"""Share of a step spent waiting for data above which a change is recommended."""
+"""Share of a step spent waiting for data, above which a change is recommended."""
 
 LOSSES = {
     "repeated steps": ("save more often", "log.ckpt.every_n_train_steps"),
@@ -30,12 +30,12 @@ LOSSES = {
     "between attempts": ("the job was queued or waited for a missing node", "`recipes history` shows the attempts"),
     "ending": ("mostly the last save", "docs/checkpoints.md"),
 }
-"""Category of lost time -> advice, and the setting to change or page to read for a run of this project."""
+"""Category of lost time -> advice, and the setting or page for a run of this project."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A problem, what to do about it, and how many seconds it costs."""
+    """A problem of a run, its cost in seconds, and advice."""
 
     cost_s: float
     problem: str
@@ -43,16 +43,16 @@ class Recommendation:
 
 
 def recommend(run: Record, figures: Figures) -> str:
-    """Return the most urgent recommendation in one line; "" if there is none."""
+    """Return the most important recommendation for a run as one line; "" if there is none."""
     path = shlex.quote(str(run.path))
     if run.state in (State.FAILED, State.STALLED):
         return f"`recipes why {path}` names the cause of the failure"
 
-    anomaly = _loss_remark(run)
+    anomaly = _describe_loss_anomaly(run)
     if anomaly:
         return f"{anomaly}: `recipes why {path}` shows the log lines"
 
-    # The GPUs are idle or slow in both cases: the one that takes more seconds costs more GPU hours.
+    # In both cases the GPUs are idle or slow, so the one that takes more seconds costs more GPU hours.
     candidates = [one for one in (_find_lost_time(run, figures), _find_slow_steps(run, figures)) if one is not None]
     if candidates:
         most_costly = max(candidates, key=lambda one: one.cost_s)
@@ -63,6 +63,7 @@ def recommend(run: Record, figures: Figures) -> str:
 
 
 def _format_with_gpu_hours(recommendation: Recommendation, gpus: int | None) -> str:
+    """Return a recommendation as text, with its cost in GPU hours if it is at least one."""
     hours = recommendation.cost_s * (gpus or 0) / 3600
     if hours < 1:
         return f"{recommendation.problem}: {recommendation.advice}"
@@ -70,7 +71,7 @@ def _format_with_gpu_hours(recommendation: Recommendation, gpus: int | None) -> 
 
 
 def _find_lost_time(run: Record, figures: Figures) -> Recommendation | None:
-    """Return the largest category of time outside productive steps; None for short runs and good goodput."""
+    """Return a recommendation for the largest category of lost time; None for short runs and high goodput."""
     if figures.goodput is None or figures.goodput >= 1 - TOLERANCE:
         return None
     if run.rehearsal or (figures.wall_s or 0.0) <= SHORT_S:
@@ -88,7 +89,7 @@ def _find_lost_time(run: Record, figures: Figures) -> Recommendation | None:
 
 
 def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
-    """Return the cause of slow steps. Its cost is the time beyond the plan or, if longer, the time due to the cause."""
+    """Return a recommendation for slow steps. Its cost is the time beyond the plan or, if longer, that of the cause."""
     productive_s = figures.time_s.get(PRODUCTIVE) or sum((s.seconds or 0.0) * s.count for s in run.steps)
     planned, measured = figures.planned, figures.rate
     slowdown = 0.0
@@ -116,6 +117,7 @@ def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
 
 
 def _suggest_check(run: Record) -> str:
+    """Return the advice to plan the real run after a rehearsal that is done; "" for others."""
     if run.state != State.DONE:
         return ""
     name = run.path.parent.name
@@ -140,8 +142,8 @@ def _suggest_faster_layout(run: Record, figures: Figures) -> str:
     return f"{speed}; {changes[0]}, according to the planner"
 
 
-def _loss_remark(run: Record) -> str:
-    """Describe what is wrong with the losses: non-finite, a jump, or a lasting rise; "" if nothing is."""
+def _describe_loss_anomaly(run: Record) -> str:
+    """Describe an anomaly of the losses: a non-finite loss, a jump, or a lasting rise; "" if there is none."""
     if run.remark:
         return run.remark
     from superpod.diagnosis.log_lines import LogLine

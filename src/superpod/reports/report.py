@@ -1,4 +1,4 @@
-"""The results of a run: a table for the terminal, and an image of its loss curve. Losses are in nats per token."""
+"""The results of a run: a table for the terminal, and an image of its losses. Losses are in nats per token."""
 
 import io
 import itertools
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
 MAKER = "superpod-recipes, a picture of losses"
-"""Creator in the metadata of our images: `--plot` overwrites no other files."""
+"""Creator in the metadata of our images, the only files that `--plot` overwrites."""
 _RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The color-blind safe palette of Okabe and Ito (jfly.uni-koeln.de/color)."""
-CALIBRATE_FROM = 0.1
-"""Relative deviation from the plan at which `recipes calibrate` is recommended."""
+MIN_DEVIATION = 0.1
+"""Relative deviation from the plan above which `recipes calibrate` is recommended."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The metrics of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
+    """Results of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
 
     recipe: str
     path: Path
@@ -52,7 +52,7 @@ class Summary:
     val_step: int | None
     """step at which `val_loss` was measured"""
     rehearsal: bool
-    """it ran on CPUs, so its times are not representative of GPUs"""
+    """whether it ran on CPUs, so that its times are not representative of GPUs"""
     unigram_entropy_nats: float | None
     tokens: int | None
     tokens_per_s: float | None
@@ -66,12 +66,12 @@ class Summary:
 
 
 def summary(run: RunFolder) -> Summary:
-    """Summarize a run, finished or not. Throughputs are medians over all steps except the first of each attempt."""
+    """Return the results of a run, finished or not. Throughputs are medians without the first step of each attempt."""
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
     steps, _ = run_record.read_steps(lines)
-    in_steps = run_record.summarize(steps)
+    in_steps = run_record.summarize_steps(steps)
 
-    plan = {} if rehearsal else _planned_layout(run)
+    plan = {} if rehearsal else _read_planned_layout(run)
     planned_rate, reasons = plan.get("tokens_per_s_per_gpu"), plan.get("why")
     return Summary(
         recipe=run.recipe,
@@ -87,17 +87,17 @@ def summary(run: RunFolder) -> Summary:
         rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
         tokens=None if in_steps.tokens is None else int(in_steps.tokens),
-        tokens_per_s=median_or_none(_throughputs(steps)),
+        tokens_per_s=median_or_none(_compute_throughputs(steps)),
         tokens_per_s_per_gpu=in_steps.rate,
         planned_tokens_per_s_per_gpu=planned_rate if is_number(planned_rate) else None,
         planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
-        peak_allocated_gib=run_record.peak_gib(lines, attempts),
-        wall_time_s=sum(_wall_time_s(run_record.read_span(attempt)) for attempt in attempts),
+        peak_allocated_gib=run_record.compute_peak_gib(lines, attempts),
+        wall_time_s=sum(_compute_wall_time_s(run_record.read_span(attempt)) for attempt in attempts),
     )
 
 
 def render(run: Summary) -> "Table":
-    """Render the summary as a rich table with two columns."""
+    """Return the results of a run as a table with two columns, names and values."""
     from rich.table import Table
     from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
@@ -105,33 +105,36 @@ def render(run: Summary) -> "Table":
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    for name, value in rows(run):
+    for name, value in build_rows(run):
         table.add_row(name, Text(value))
     return table
 
 
-def loss_curve(run: RunFolder, path: Path) -> Path:
-    """Plot training and validation loss against steps, save the plot (900 x 500 pixels) to `path`, and return `path`.
+def save_loss_plot(run: RunFolder, path: Path) -> Path:
+    """Save a plot of training and validation loss against steps (900 x 500 pixels) to `path`, and return `path`.
 
-    Thin vertical lines mark the start of later attempts. A dashed horizontal line marks the unigram entropy of the
-    data, the loss of a model that has learned only token frequencies. Raises OSError if `path` cannot be written.
+    Vertical lines mark the start of later attempts, and a dashed horizontal line the unigram entropy of the data: the
+    loss of a model that has learned only token frequencies. Raises OSError if `path` cannot be written.
     """
-    figure, axes = _new_figure()
+    figure, axes = _create_figure()
     lines = run.metrics()
     _draw_losses(axes, lines)
     _draw_attempts(axes, lines)
-    _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
-    _style(axes, run.recipe, _caption(lines))
-    return _save(figure, path)
+    nats = run.facts.get("unigram_entropy_nats")
+    if nats is not None:
+        label = f"unigram entropy {nats:.2f}"
+        axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
+    _style_axes(axes, run.recipe, _build_caption(lines))
+    return _save_figure(figure, path)
 
 
-def loss_curves(runs: list[RunFolder], path: Path) -> Path:
-    """Plot the training losses of several runs against tokens, save the plot to `path`, and return `path`.
+def save_runs_plot(runs: list[RunFolder], path: Path) -> Path:
+    """Save a plot of the losses of several runs against tokens to `path`, and return `path`.
 
-    The x axis shows tokens, not steps, so that runs with different batch sizes are comparable. Dots are validation
-    losses. Raises OSError if `path` cannot be written.
+    With tokens instead of steps, runs of different batch sizes are comparable. Lines are training losses, dots
+    validation losses. Raises OSError if `path` cannot be written.
     """
-    figure, axes = _new_figure()
+    figure, axes = _create_figure()
     for run, color in zip(runs, itertools.cycle(_RUN_COLORS), strict=False):
         lines = [line for line in run.metrics() if is_number(line.get("tokens"))]
         train = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
@@ -141,13 +144,13 @@ def loss_curves(runs: list[RunFolder], path: Path) -> Path:
             axes.plot(*zip(*train, strict=True), color=color, linewidth=1.6, label=label, zorder=3)
         if validation:
             axes.plot(*zip(*validation, strict=True), color=color, marker="o", markersize=5, linewidth=0, zorder=4)
-    _style(axes, f"{len(runs)} runs", "lines: training, dots: validation")
+    _style_axes(axes, f"{len(runs)} runs", "lines: training, dots: validation")
     axes.set_xlabel("tokens", color=_INK, fontsize=10)
-    return _save(figure, path)
+    return _save_figure(figure, path)
 
 
-def _save(figure: "Figure", path: Path) -> Path:
-    """Save a plot atomically. A symbolic link at `path` is replaced; its target is not changed."""
+def _save_figure(figure: "Figure", path: Path) -> Path:
+    """Save a plot atomically, and return `path`. A symbolic link at `path` is replaced, not its target."""
     image = io.BytesIO()
     extension = path.suffix.removeprefix(".")
     figure.savefig(image, format=extension, metadata={"Software" if extension == "png" else "Creator": MAKER})
@@ -155,7 +158,7 @@ def _save(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def _new_figure() -> "tuple[Figure, Axes]":
+def _create_figure() -> "tuple[Figure, Axes]":
     """Return an empty figure of 900 x 500 pixels with one pair of axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -164,29 +167,29 @@ def _new_figure() -> "tuple[Figure, Axes]":
     return figure, figure.add_subplot()
 
 
-def rows(run: Summary) -> list[tuple[str, str]]:
-    """Return the names and values in the table, from top to bottom, without unknown values."""
+def build_rows(run: Summary) -> list[tuple[str, str]]:
+    """Return the rows of the table as (name, value), without unknown values."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     pairs = [
         ("state", state),
         ("steps", f"{run.steps:,} in {counted(run.attempts, 'attempt')}"),
         ("loss", run.losses.text),
-        ("validation loss", _number(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
-        ("unigram entropy", _number(run.unigram_entropy_nats, ".4f", "nats/token")),
-        ("tokens", _number(run.tokens, ",.0f", "")),
-        ("throughput", _number(run.tokens_per_s, ",.0f", "tokens/s")),
+        ("validation loss", _format_number(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
+        ("unigram entropy", _format_number(run.unigram_entropy_nats, ".4f", "nats/token")),
+        ("tokens", _format_number(run.tokens, ",.0f", "")),
+        ("throughput", _format_number(run.tokens_per_s, ",.0f", "tokens/s")),
         ("", "(a rehearsal on CPUs: not representative of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
-        ("per GPU", "" if run.rehearsal else _number(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("per GPU", "" if run.rehearsal else _format_number(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
         ("planned", _compare_with_plan(run)),
-        ("", _calibrate_hint(run)),
-        ("peak memory", _number(run.peak_allocated_gib, ".2f", "GiB per rank")),
+        ("", _suggest_calibration(run)),
+        ("peak memory", _format_number(run.peak_allocated_gib, ".2f", "GiB per rank")),
         ("wall time", duration(run.wall_time_s)),
         ("folder", str(run.path)),
     ]
     return [(name, value) for name, value in pairs if value]
 
 
-def _planned_layout(run: RunFolder) -> JsonObject:
+def _read_planned_layout(run: RunFolder) -> JsonObject:
     """Return the layout of the run from plan.json, with its predictions; {} if there is none."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict):
@@ -195,7 +198,7 @@ def _planned_layout(run: RunFolder) -> JsonObject:
 
 
 def _compare_with_plan(run: Summary) -> str:
-    """`1,078 tokens/s per GPU, 18% more than measured; bound by compute, ...`"""
+    """Return a text such as `1,078 tokens/s per GPU, 18% more than measured; bound by compute`; "" without a plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
     if not planned:
         return ""
@@ -208,21 +211,21 @@ def _compare_with_plan(run: Summary) -> str:
     return text
 
 
-def _calibrate_hint(run: Summary) -> str:
-    """Return the command that calibrates the planner for these machines, if a finished run was far from its plan."""
+def _suggest_calibration(run: Summary) -> str:
+    """Return the `recipes calibrate` command for a finished run that deviates much from its plan, else ""."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
-    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATE_FROM:
+    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < MIN_DEVIATION:
         return ""
     command = f"recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
     return f"to plan with the speed of these machines: {command}"
 
 
-def _number(value: float | None, spec: str, unit: str) -> str:
+def _format_number(value: float | None, spec: str, unit: str) -> str:
     return "" if value is None else f"{value:{spec}} {unit}".strip()
 
 
-def _throughputs(steps: Sequence[Step]) -> list[float]:
-    """Tokens/s over all GPUs, for each steady step."""
+def _compute_throughputs(steps: Sequence[Step]) -> list[float]:
+    """Return the tokens per second over all GPUs, for each steady step."""
     tokens_before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
     rates = []
     for step in run_record.steady_steps(steps):
@@ -231,8 +234,8 @@ def _throughputs(steps: Sequence[Step]) -> list[float]:
     return rates
 
 
-def _wall_time_s(span: Span) -> float:
-    """Seconds from the start of an attempt to its end or last heartbeat, or until now if it has neither."""
+def _compute_wall_time_s(span: Span) -> float:
+    """Return the seconds from the start of an attempt to its end or last heartbeat, or until now without either."""
     if span.began is None:
         return 0.0
     return max(0.0, (span.ended or time.time()) - span.began)
@@ -259,20 +262,14 @@ def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
             axes.text(boundary, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
 
 
-def _draw_entropy(axes: "Axes", nats: float | None) -> None:
-    if nats is not None:
-        label = f"unigram entropy {nats:.2f}"
-        axes.axhline(nats, color=_ENTROPY, linewidth=1.1, linestyle=(0, (5, 4)), label=label, zorder=2)
-
-
-def _caption(lines: list[JsonObject]) -> str:
+def _build_caption(lines: list[JsonObject]) -> str:
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     if not losses:
         return "no step recorded yet"
     return f"{lines[-1]['step']:,} steps, loss {losses[0]:.3f} \u2192 {losses[-1]:.3f}"
 
 
-def _style(axes: "Axes", title: str, caption: str) -> None:
+def _style_axes(axes: "Axes", title: str, caption: str) -> None:
     """Set the title and labels, a light grid in the background, and no frame."""
     from matplotlib.ticker import MaxNLocator
 

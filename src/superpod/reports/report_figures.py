@@ -11,30 +11,31 @@ from typing import TYPE_CHECKING
 from superpod.reports import published_runs, recommendation
 from superpod.reports.published_runs import Published
 from superpod.reports.runs.loss_summary import LossSummary
-from superpod.reports.runs.run_record import PRODUCTIVE, Record, Span, Step, median_or_none, summarize
+from superpod.reports.runs.run_record import PRODUCTIVE, Record, Span, Step, median_or_none, summarize_steps
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 MIN_DRIFT_STEPS = 8
-"""Minimum number of timed steps for computing a drift."""
+"""Minimum number of timed steps to compute the drift of the step time."""
 GOODPUT = "seconds of productive steps / seconds from the start of the first attempt to the end of the last"
-PARTS = (
+TIME_CATEGORIES = (
     *(PRODUCTIVE, "repeated steps", "starting", "validation", "saves and pauses", "ending"),
     "between attempts",
 )
 """Categories of the wall-clock time of a run, the keys of `Figures.time_s`."""
 ROUNDING = 1.02
-"""The parts of an attempt may exceed its duration by this factor, because times in logs are rounded."""
+"""Maximum ratio of the parts of an attempt to its duration. Times in logs are rounded, so it may exceed 1."""
 MAX_PROFILE_BYTES = 64 * 2**20
-"""Maximum size of a profile that a report reads; `recipes profile show` reads any size."""
-SLOW_SCORE = 0.95
-"""A rank with a lower score is slow; 1 = as fast as the fastest rank."""
+"""Maximum bytes of a profile that a report reads; `recipes profile show` reads larger ones."""
+MAX_SLOW_RANKS = 3
+MIN_SCORE = 0.95
+"""Relative speed below which a rank is slow; 1 = as fast as the fastest rank."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The prediction for the run, and the measurements compared with it, in seconds, GiB and tokens/s/GPU."""
+    """The planner's prediction for a run, with measurements; in seconds, GiB and tokens/s/GPU."""
 
     step_s: float
     step_time: str
@@ -55,7 +56,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a run; None or empty for unknown values. Losses in nats per token, times in seconds."""
+    """The figures of a run: losses in nats per token, times in seconds; None or empty for unknown values."""
 
     steps: int
     attempts: int
@@ -97,14 +98,14 @@ class Figures:
 
 
 def compute_figures(run: Record) -> Figures:
-    """Compute the figures of a run."""
+    """Return the figures of a run, including the recommendation."""
     seconds = [step.seconds for step in run.steady if step.seconds]
     p50 = median_or_none(seconds)
-    mfu, hfu, tflops, formula = _utilization(run, p50)
+    mfu, hfu, tflops, formula = _compute_utilization(run, p50)
     time_s = split_wall_time(run)
     wall_s = sum(time_s.values()) if time_s else None
     longest_saves = [span.longest_save_s for span in run.spans if span.longest_save_s]
-    summary = summarize(run.steps)
+    summary = summarize_steps(run.steps)
     figures = Figures(
         steps=summary.steps,
         attempts=len(run.spans),
@@ -113,19 +114,19 @@ def compute_figures(run: Record) -> Figures:
         losses=summary.losses,
         val_loss=summary.val_loss,
         val_step=summary.val_step,
-        grad_norm_end=_first_known_value(reversed(run.steps), "grad_norm"),
+        grad_norm_end=_find_first_value(reversed(run.steps), "grad_norm"),
         grad_norm_most=max((step.grad_norm for step in run.steps if step.grad_norm is not None), default=None),
         lr_most=max((step.lr for step in run.steps if step.lr is not None), default=None),
-        lr_end=_first_known_value(reversed(run.steps), "lr"),
+        lr_end=_find_first_value(reversed(run.steps), "lr"),
         tokens=summary.tokens,
         rate=summary.rate,
-        step_s=percentiles(seconds),
-        drift=_drift(seconds),
+        step_s=compute_percentiles(seconds),
+        drift=_compute_drift(seconds),
         tflops=tflops,
         mfu=mfu,
         hfu=hfu,
         flops_formula=formula,
-        slow_ranks=_slow_ranks(run),
+        slow_ranks=_describe_slow_ranks(run),
         peak_gib=run.peak_gib,
         saves=run.saved,
         save_s=max((*run.saves_s, *longest_saves), default=0.0) or None,
@@ -140,8 +141,8 @@ def compute_figures(run: Record) -> Figures:
     return replace(figures, next=recommendation.recommend(run, figures))
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90 and p99 with linear interpolation, as `numpy.percentile` does; {} for an empty sequence."""
+def compute_percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90 and p99 of step times, interpolated like `numpy.percentile`; {} for an empty sequence."""
     if not seconds:
         return {}
     if len(seconds) == 1:
@@ -151,19 +152,19 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def split_wall_time(run: Record) -> dict[str, float]:
-    """Split the wall-clock time of a run into categories, in seconds; {} if the times of the run are unknown.
+    """Return the seconds of a run in each of `TIME_CATEGORIES`; {} if the times of the run are unknown.
 
-    The wall-clock time extends from the start of the first attempt to the end of the last. Time between two attempts,
-    such as in the queue, is lost. Time between two steps of an attempt, except validation, counts as saves and pauses.
+    They add up to the time from the start of the first attempt to the end of the last. Time between two steps of an
+    attempt, except validation, counts as saves and pauses.
     """
     spans = [span for span in run.spans if span.began is not None and span.ended is not None]
     if not spans or len(spans) < len(run.spans) or not any(step.t for step in run.steps):
         return {}
-    time_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    time_s: dict[str, float] = dict.fromkeys(TIME_CATEGORIES, 0.0)
     for span in spans:
         parts = _split_attempt(run, span)
         if sum(parts.values()) > ROUNDING * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
-            return {}  # the steps take longer than the attempt: the clock was set back
+            return {}  # steps that take longer than their attempt: the clock was set back
         for name, seconds in parts.items():
             time_s[name] += seconds
     for before, after in pairwise(spans):
@@ -172,7 +173,7 @@ def split_wall_time(run: Record) -> dict[str, float]:
 
 
 def _split_attempt(run: Record, span: Span) -> dict[str, float]:
-    """Seconds of one attempt by category."""
+    """Return the seconds of one attempt in each category."""
     kept_steps = [step for step in run.steps if step.attempt == span.name and step.t is not None and step.seconds]
     lost_steps = [step for step in run.repeated if step.attempt == span.name and step.t is not None and step.seconds]
     all_steps = sorted((*kept_steps, *lost_steps), key=lambda step: step.step)
@@ -194,23 +195,17 @@ def _split_attempt(run: Record, span: Span) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
-    """Return MFU, HFU, model TFLOP/s per GPU, and the formula in words."""
+def _compute_utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
+    """Return MFU, HFU, model TFLOP/s per GPU (None if unknown), and the formula as text."""
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
 
     reported_tflops = median_or_none([step.tflops for step in run.steady if step.tflops])
     if run.job is None and reported_tflops and run.gpu:
         peak_tflops = hardware.node(run.gpu).gpu.tflops("bf16")
-        reference = (
-            f"{peak_tflops:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its log does not state the precision"
-        )
-        return (
-            reported_tflops / peak_tflops,
-            None,
-            reported_tflops,
-            f"MFU: TFLOP/s per GPU reported by the run / {reference}",
-        )
+        reference = f"{peak_tflops:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its precision is not in the log"
+        formula = f"MFU: TFLOP/s per GPU reported by the run / {reference}"
+        return reported_tflops / peak_tflops, None, reported_tflops, formula
     if run.job is None:
         return None, None, reported_tflops, "as reported by the run" if reported_tflops else ""
 
@@ -228,6 +223,7 @@ def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | 
 
 
 def _compare_with_plan(run: Record) -> Planned | None:
+    """Return the prediction for a run with its measurements; None if the run cannot be planned."""
     from superpod.planner import columns as table
     from superpod.planner import explain, memory, predict
 
@@ -249,14 +245,14 @@ def _compare_with_plan(run: Record) -> Planned | None:
         allocated_gib=prediction.allocated_gib_max,
         reserved_gib=prediction.reserved_gib_max,
         stages_gib=stages,
-        measured_stages_gib=_measured_stages(run, job),
+        measured_stages_gib=_compute_stage_peaks(run, job),
         bound=explain.bound(prediction),
-        profiled=_profiled_terms(run),
+        profiled=_read_profiled_terms(run),
     )
 
 
-def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
-    """Return the terms from a profile in the run folder; () if there is none, or it exceeds MAX_PROFILE_BYTES."""
+def _read_profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
+    """Return (term, planned seconds, measured seconds) from a profile in the run folder; () without a profile."""
     from superpod.errors import UserError
     from superpod.profiles import profile_files, profile_summary
     from superpod.runtime.runs.run_folder import RunFolder
@@ -271,12 +267,13 @@ def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
         planned = profile_summary.read_run_plan(folder)
         rows = profile_summary.summarize(path, profile_files.read(path), planned).rows
     except (UserError, OSError):
-        return ()  # `recipes profile show` explains what is wrong with the file
+        return ()  # `recipes profile show` reports the error
     return [(row.name, row.planned_s, row.measured_s) for row in rows]
 
 
-def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
-    """Return the highest peak of all ranks per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
+def _compute_stage_peaks(run: Record, job: PlannedJob) -> list[float | None]:
+    """Return the highest memory peak of the ranks of each pipeline stage in GiB; None if unknown."""
+    # Megatron numbers the ranks stage by stage.
     peaks: list[float | None] = [None] * job.layout.pp
     for rank in run.ranks:
         if rank.allocated_gib and rank.rank < job.gpus:
@@ -285,28 +282,31 @@ def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
     return peaks
 
 
-def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
-    """Describe the slowest ranks, based on their scores or, without scores, their last steps."""
+def _describe_slow_ranks(run: Record) -> tuple[str, ...]:
+    """Describe up to `MAX_SLOW_RANKS` slow ranks, by their scores or, without scores, by their last steps."""
     scored_ranks = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored_ranks:
-        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < SLOW_SCORE][:max_ranks]
+        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < MIN_SCORE][:MAX_SLOW_RANKS]
         return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow_ranks)
     newest_step = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
     late_ranks = sorted(
         (rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest_step
     )
-    late_ranks = late_ranks[:max_ranks]
-    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest_step} ({r.phase})" for step, _, r in late_ranks)
+    return tuple(
+        f"rank {r.rank} on {r.host}: at step {step} of {newest_step} ({r.phase})"
+        for step, _, r in late_ranks[:MAX_SLOW_RANKS]
+    )
 
 
-def _drift(seconds: Sequence[float]) -> float | None:
+def _compute_drift(seconds: Sequence[float]) -> float | None:
+    """Return the median of the last quarter divided by that of the first, minus 1; None for few steps."""
     if len(seconds) < MIN_DRIFT_STEPS:
         return None
     quarter = len(seconds) // 4
     return median(seconds[-quarter:]) / median(seconds[:quarter]) - 1
 
 
-def _first_known_value(steps: Iterable[Step], name: str) -> float | None:
-    """Return the first known value of a field."""
+def _find_first_value(steps: Iterable[Step], name: str) -> float | None:
+    """Return the first value of the field `name` that is not None."""
     values = (getattr(step, name) for step in steps)
     return next((value for value in values if value is not None), None)

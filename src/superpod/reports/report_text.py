@@ -1,4 +1,4 @@
-"""A report for the terminal: tables of figures, and curves."""
+"""The report of a run for a terminal: tables of figures, and plots."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 120
 """Maximum width of a plot, in characters."""
-TWO_COLUMNS = 90
-"""Minimum terminal width for placing two narrow plots side by side."""
+MIN_TWO_COLUMN_WIDTH = 90
+"""Minimum width of a terminal for two plots side by side."""
 FIELDS = (
     ("loss", "loss, nats/token", 8), ("grad_norm", "grad norm", 4), ("lr", "learning rate", 4),
     ("seconds", "step time, s", 4), ("rate", "tokens/s/GPU", 4),
 )  # fmt: skip
-"""Curves to plot: field of a step, title, height in lines."""
-TITLES = (
+"""Plots: field of a step, title, height in lines."""
+COLUMN_TITLES = (
     *("run", "source", "steps", "loss", "val loss", "p50 s", "p99 s", "tokens/s/GPU", "MFU %", "GiB", "goodput %"),
 )
 """Columns of the table that compares several runs."""
 TIME_LABELS = {PRODUCTIVE: "productive steps"}
-"""Labels of keys of `Figures.time_s` that differ from the key."""
+"""Key of `Figures.time_s` -> label, if it differs from the key."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """The capabilities of a terminal."""
+    """Width and capabilities of a terminal."""
 
     width: int
     braille: bool
@@ -44,14 +44,14 @@ class Screen:
     colors: bool
 
 
-def rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """Return the names and values that follow those of `report.rows`, from top to bottom, without unknown values."""
-    pairs = (*_step_rows(run, figures), *_time_rows(run, figures))
+def build_rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
+    """Return the rows after those of `report.build_rows` as (name, value), without unknown values."""
+    pairs = (*_build_step_rows(run, figures), *_build_time_rows(run, figures))
     return [(name, value) for name, value in pairs if value]
 
 
-def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """Return the first rows in the report of an external run, in place of `report.rows`."""
+def build_heading_rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
+    """Return the first rows of the report of an external run as (name, value), instead of `report.build_rows`."""
     val = f"{figures.val_loss:.4f} nats/token at step {figures.val_step}" if figures.val_loss is not None else ""
     attempts = f" in {figures.attempts} attempts" if figures.attempts > 1 else ""
     rate = f"{figures.rate:,.0f} tokens/s/GPU" if figures.rate and not run.rehearsal else ""
@@ -67,18 +67,18 @@ def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
-def _step_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
+def _build_step_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     yield "left out", run.left_out
     if figures.grad_norm_end is not None:
         yield "grad norm", f"{figures.grad_norm_end:.4g} at the end, {figures.grad_norm_most:.4g} at most"
     if figures.lr_most is not None:
         yield "learning rate", f"{figures.lr_most:.3g} at most, {figures.lr_end:.3g} at the end"
-    yield "step time", _step_time(run, figures)
+    yield "step time", _describe_step_time(run, figures)
     if figures.mfu is not None:
         hfu = f", HFU {figures.hfu:.1%}" if figures.hfu is not None else ""
         yield "utilization", f"MFU {figures.mfu:.1%}{hfu}, {figures.tflops:,.0f} TFLOP/s per GPU"
         if figures.mfu > 1:
-            yield "", "above the peak: the times are wrong, or the GPU or the precision is a different one"
+            yield "", "above the peak, so the times, the GPU or the precision are wrong"
         hfu_note = "; HFU also counts full recomputation" if hfu else ""
         yield "", figures.flops_formula + hfu_note
     elif figures.tflops:
@@ -86,10 +86,10 @@ def _step_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     for i, text in enumerate(figures.slow_ranks):
         yield "" if i else "slowest ranks", text
     if not figures.slow_ranks:
-        yield "slowest ranks", _no_slow_ranks(run)
+        yield "slowest ranks", _describe_equal_ranks(run)
 
 
-def _step_time(run: Record, figures: Figures) -> str:
+def _describe_step_time(run: Record, figures: Figures) -> str:
     if not figures.step_s:
         return ""
     text = ", ".join(f"{name} {value:.3g} s" for name, value in figures.step_s.items())
@@ -102,8 +102,8 @@ def _step_time(run: Record, figures: Figures) -> str:
     return text
 
 
-def _no_slow_ranks(run: Record) -> str:
-    """Describe ranks none of which is slow; "" if nothing is known about them."""
+def _describe_equal_ranks(run: Record) -> str:
+    """Return a text that no rank is slow; "" if the ranks are unknown."""
     if any(rank.score is not None for rank in run.ranks):
         return f"none of {len(run.ranks)}: all are about equally fast"
     steps = {rank.step for rank in run.ranks}
@@ -112,7 +112,7 @@ def _no_slow_ranks(run: Record) -> str:
     return ""
 
 
-def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
+def _build_time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     longest_save = f"; the longest save took {figures.save_s:.3g} s" if figures.save_s else ""
     if figures.saves or longest_save:
         yield "checkpoints", f"{figures.saves} saved{longest_save}"
@@ -130,7 +130,7 @@ def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     if figures.planned is None:
         yield "planned terms", f"not compared: {figures.unplanned}" if figures.unplanned else ""
     else:
-        yield from _plan_rows(figures.planned, figures.step_s.get("p50"))
+        yield from _build_plan_rows(figures.planned, figures.step_s.get("p50"))
     if figures.published is not None:
         published = figures.published
         reached_text = (
@@ -142,8 +142,8 @@ def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     yield "next", figures.next
 
 
-def _plan_rows(plan: Planned, measured: float | None) -> Iterator[tuple[str, str]]:
-    """Compare the planned step and memory with the `measured` median step time in seconds."""
+def _build_plan_rows(plan: Planned, measured: float | None) -> Iterator[tuple[str, str]]:
+    """Yield rows of the planned step time and memory. `measured` is the median step time in seconds."""
     deviation = f"; measured {measured:.3g} s, {measured / plan.step_s - 1:+.0%}" if measured else ""
     yield "planned step", f"{plan.step_time}{deviation}"
     yield "", plan.extrapolation
@@ -154,10 +154,7 @@ def _plan_rows(plan: Planned, measured: float | None) -> Iterator[tuple[str, str
         terms = sorted(plan.terms_s.items(), key=lambda term: -term[1])
         yield "", ", ".join(f"{name} {value:.3g} s" for name, value in terms if value >= 0.005 * plan.step_s)
         if measured:
-            yield (
-                "",
-                f"{measured - plan.step_s:+.3g} s compared with the plan: a profile (--profile torch) shows why",
-            )
+            yield "", f"{measured - plan.step_s:+.3g} s compared with the plan; a profile (--profile torch) shows why"
     stages = [
         f"{planned_gib:.1f} ({measured_gib:.1f} measured)" if measured_gib else f"{planned_gib:.1f}"
         for planned_gib, measured_gib in zip(plan.stages_gib, plan.measured_stages_gib, strict=True)
@@ -166,8 +163,8 @@ def _plan_rows(plan: Planned, measured: float | None) -> Iterator[tuple[str, str
     yield "planned memory", f"{listed_stages} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")
 
 
-def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
-    """Return one row per run, with the columns TITLES; `-` for unknown values."""
+def build_comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
+    """Return a row per run with the columns `COLUMN_TITLES`; `-` for unknown values."""
     return [
         [
             run.name,
@@ -187,12 +184,12 @@ def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str
 
 
 def number_or_dash(value: float | None, spec: str) -> str:
-    """Format a number with the Python format specification `spec`; `-` for None."""
+    """Return a number formatted with the format specification `spec`; "-" for None."""
     return "-" if value is None else f"{value:{spec}}"
 
 
-def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
-    """Return a table with two columns: names, and values that wrap within their column."""
+def build_table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
+    """Return a table of (name, value) pairs; values wrap within their column."""
     from rich.table import Table
     from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
@@ -208,25 +205,25 @@ def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
 
 
 def draw_curves(runs: Sequence[Record], screen: Screen) -> list[Text]:
-    """Plot the curves of one or more runs. Without colors, each run has its own character in place of braille."""
+    """Return the plots of one or more runs as lines. Without colors, runs differ by their ASCII characters."""
     from rich.text import Text
 
     braille = screen.braille and (screen.colors or len(runs) == 1)
     width = min(screen.width, MAX_WIDTH)
-    narrow = (width - 2) // 2 if width >= TWO_COLUMNS else width
+    narrow = (width - 2) // 2 if width >= MIN_TWO_COLUMN_WIDTH else width
     blocks: list[tuple[bool, list[Text]]] = []
     for name, title, height in FIELDS:
-        is_wide = name == "loss" or width < TWO_COLUMNS
-        all_curves = [curve for i, run in enumerate(runs) for curve in _curves(run, name, i)]
-        lines = curves.draw(all_curves, width=width if is_wide else narrow, height=height, braille=braille)
+        is_wide = name == "loss" or width < MIN_TWO_COLUMN_WIDTH
+        all_curves = [curve for i, run in enumerate(runs) for curve in _build_curves(run, name, i)]
+        lines = curves.draw_curves(all_curves, width=width if is_wide else narrow, height=height, braille=braille)
         dots = ", o validation" if any(curve.dots for curve in all_curves) else ""
         if lines:
             blocks.append((is_wide, [Text(title + dots, style="bold"), *lines]))
-    return list(_arrange(blocks, narrow))
+    return list(_arrange_blocks(blocks, narrow))
 
 
-def legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
-    """Return one line per run with its mark and name."""
+def build_legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
+    """Return a line per run with its mark in the plots and its name."""
     from rich.text import Text
 
     braille = screen.braille and (screen.colors or len(runs) == 1)
@@ -237,10 +234,10 @@ def legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
     ]
 
 
-def series(run: Record, name: str) -> list[Step]:
-    """Return the steps for the curve of a field, without the first step of each attempt for times and rates.
+def select_steps(run: Record, name: str) -> list[Step]:
+    """Return the steps to plot for a field: for times and rates, without the first step of each attempt.
 
-    A rehearsal has no rate per GPU.
+    [] for the rate of a rehearsal, which has no GPUs.
     """
     if run.rehearsal and name == "rate":
         return []
@@ -248,8 +245,8 @@ def series(run: Record, name: str) -> list[Step]:
     return [step for step in steps if getattr(step, name) is not None]
 
 
-def _curves(run: Record, name: str, color: int) -> list[Curve]:
-    steps = series(run, name)
+def _build_curves(run: Record, name: str, color: int) -> list[Curve]:
+    steps = select_steps(run, name)
     drawn_curves = [Curve([step.step for step in steps], [getattr(step, name) for step in steps], color=color)]
     if name == "loss":
         vals = [(step.step, step.val_loss) for step in run.steps if step.val_loss is not None]
@@ -258,8 +255,8 @@ def _curves(run: Record, name: str, color: int) -> list[Curve]:
     return drawn_curves
 
 
-def _arrange(blocks: Sequence[tuple[bool, list[Text]]], width: int) -> Iterator[Text]:
-    """Stack wide blocks, and place narrow ones side by side in pairs."""
+def _arrange_blocks(blocks: Sequence[tuple[bool, list[Text]]], width: int) -> Iterator[Text]:
+    """Yield the lines of blocks (is_wide, lines): narrow blocks of `width` characters are placed side by side."""
     from rich.text import Text
 
     waiting: list[Text] = []

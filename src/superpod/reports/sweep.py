@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOLDER = ".sweeps"
-"""Folder in the folder of runs, next to those of recipes; because of the dot, it is not listed as a recipe."""
+"""Folder in the folder of runs. It begins with a dot, so that it is not listed as a recipe."""
 FILE = "sweep.json"
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a sweep."""
+    """A run of a sweep, or a run to compare with others."""
 
     values: dict[str, str]
     """path of each swept field -> its value"""
@@ -38,15 +38,15 @@ class Member:
 
     @classmethod
     def from_run(cls, run: RunFolder) -> Member:
-        """Return a member for a run that is not part of a sweep; its values are its overrides."""
+        """Return a run that is not part of a sweep, with its overrides as values."""
         overrides = dict(text.split("=", 1) for text in run.facts.get("overrides") or () if "=" in text)
         return cls(overrides, run.path, summary(run))
 
     @property
     def score(self) -> tuple[bool, bool, float]:
-        """Sort key, best first: the validation loss, or the last training loss if there is none.
+        """Sort key, best first: the validation loss, or else the last training loss.
 
-        Runs without either, and runs whose last loss is non-finite, come last.
+        Runs without a loss, and runs whose last loss is non-finite, come last.
         """
         if self.summary is None:
             return True, True, 0.0
@@ -57,47 +57,35 @@ class Member:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is the folder of a sweep."""
+    """Return whether a folder contains sweep.json."""
     return (folder / FILE).is_file()
 
 
 def read_members(folder: Path) -> list[tuple[dict[str, str], Path]]:
-    """Read the swept values and the run folder of each member, in the order of submission.
-
-    Raises:
-        UserError: sweep.json cannot be read.
-    """
+    """Return (swept values, run folder) of each run in sweep.json. Raises UserError if the file is invalid."""
     return parse_members(read_json(folder / FILE), folder.absolute())
 
 
 def parse_members(record: object, folder: Path) -> list[tuple[dict[str, str], Path]]:
-    """Parse the content of sweep.json in an absolute `folder`, which may be on another machine.
-
-    Raises:
-        UserError: the content does not describe a sweep.
-    """
+    """Return (swept values, run folder) of each run in sweep.json of `folder`. Raises UserError if it is invalid."""
     rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
-        raise UserError(f"{folder / FILE} has no list of members", "repair or delete it; the run folders are intact")
+        raise UserError(f"{folder / FILE} has no list of members", "fix or delete it; the run folders are intact")
     return [_parse_member(row, folder) for row in rows]
 
 
 def _parse_member(row: object, folder: Path) -> tuple[dict[str, str], Path]:
     run, overrides = (row.get("run"), row.get("overrides")) if isinstance(row, dict) else (None, None)
     if not (run and isinstance(run, str) and isinstance(overrides, list)):
-        raise UserError(f"{folder / FILE} has a member without run or overrides: {row!r:.200}", "repair the file")
+        raise UserError(f"{folder / FILE} has a member without run or overrides: {row!r:.200}", "fix the file")
     for text in overrides:
         if not (isinstance(text, str) and "=" in text):
-            raise UserError(f"{folder / FILE} has an override that is not PATH=VALUE: {text!r:.200}", "repair the file")
+            raise UserError(f"{folder / FILE} has an override that is not PATH=VALUE: {text!r:.200}", "fix the file")
     return dict(text.split("=", 1) for text in overrides), folder.parents[1] / run
 
 
 def rank_members(folder: Path) -> list[Member]:
-    """Return the runs of a sweep, best first (see `Member.score`).
-
-    Raises:
-        UserError: sweep.json cannot be read.
-    """
+    """Return the runs of a sweep, best first (see `Member.score`). Raises UserError if sweep.json is invalid."""
     members = []
     for values, path in read_members(folder):
         try:
@@ -108,7 +96,7 @@ def rank_members(folder: Path) -> list[Member]:
 
 
 def render(title: str, members: list[Member]) -> Table:
-    """Render a table with one row per run, in the given order; losses in nats per token."""
+    """Return a table with a row per run, in the given order. Losses are in nats per token."""
     from rich.table import Table
     from rich.text import Text
 
@@ -144,5 +132,5 @@ def render(title: str, members: list[Member]) -> Table:
 
 
 def _format_value(path: str, value: str) -> str:
-    """Return the value of an override without secrets and terminal control codes."""
+    """Return the value of the override `path`=`value` without secrets and control characters."""
     return readable(redact_text(f"{path}={value}").removeprefix(f"{path}="))

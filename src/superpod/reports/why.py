@@ -1,4 +1,4 @@
-"""Diagnosis of failed runs, from run folders, logs and folders of logs; memory errors are compared with the plan."""
+"""Diagnosis of failed runs from run folders and logs. Out-of-memory errors are compared with the plan."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from superpod.runtime.runs.run_state import State
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
 MAX_FILES = 20_000
 SKIPPED_FOLDERS = ("checkpoints", "tb_logs", "wandb", ".git", "__pycache__", "site-packages")
-"""Folders that contain no logs."""
+"""Names of folders that contain no logs."""
 MEMORY_CAUSES = ("gpu_out_of_memory", "gpu_memory_fragmented", "gpu_memory_taken")
 EARLIER_ATTEMPTS = 5
-"""Number of attempts before the diagnosed one to list."""
+"""Number of listed attempts before the diagnosed one."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +39,28 @@ class Diagnosis:
 def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
     """Diagnose each run folder separately, and all other paths together as the logs of one run.
 
+    `attempt` selects an attempt of the runs; "" for the latest.
+
     Raises:
         UserError: a path does not exist, a folder contains no log, or a run has no attempt of that name.
     """
-    runs = [path for path in paths if is_run(path)]
-    logs = [path for path in paths if not is_run(path)]
+    runs = [path for path in paths if is_run_folder(path)]
+    logs = [path for path in paths if not is_run_folder(path)]
     if attempt and not runs:
-        raise UserError("--attempt applies only to run folders", "leave it out for logs")
+        raise UserError("--attempt applies only to run folders", "omit it for logs")
     diagnoses = [diagnose_run(RunFolder.open(path), attempt) for path in runs]
     if logs:
         diagnoses.append(diagnose_logs(logs))
     return diagnoses
 
 
-def is_run(path: Path) -> bool:
-    """Return whether a path is a run folder."""
+def is_run_folder(path: Path) -> bool:
+    """Return whether a path is a folder with run.json."""
     return path.is_dir() and (path / "run.json").is_file()
 
 
 def diagnose_logs(paths: Sequence[Path]) -> Diagnosis:
-    """Diagnose logs and folders of logs of one run. Raises UserError."""
+    """Diagnose the logs, and folders of logs, of one run. Raises UserError if there is no readable log."""
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
     try:
         files = [file for path in paths for file in _find_logs(path)]
@@ -70,6 +72,7 @@ def diagnose_logs(paths: Sequence[Path]) -> Diagnosis:
 
 
 def _find_logs(path: Path) -> list[Path]:
+    """Return a log file, or the sorted logs in a folder. Raises UserError if there are none, or too many."""
     if path.is_file():
         if not is_dump(path) and not is_text(path):
             raise UserError(f"{path} is not a log: it is not text", "specify a run, a log file, or a folder of logs")
@@ -90,7 +93,7 @@ def _find_logs(path: Path) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether a file is a log or a dump; False if it was removed after it was found."""
+    """Return whether a file is a log or a flight recorder dump; False if it was removed in the meantime."""
     if path.suffix.lower() not in LOG_NAMES and path.name not in ("stdout", "stderr"):
         return is_dump(path)
     try:
@@ -100,13 +103,13 @@ def _is_log(path: Path) -> bool:
 
 
 def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
-    """Diagnose an attempt of a run, by default the latest. Raises UserError."""
+    """Diagnose an attempt of a run, by default the latest. Raises UserError if there is no such attempt."""
     attempts = run.attempts
     names = [known.name for known in attempts]
     if attempt and attempt.zfill(3) not in names:
         raise UserError(f"{run.path} has no attempt {attempt}", f"its attempts: {', '.join(names) or 'none yet'}")
     if not attempts:
-        return Diagnosis(str(run.path), _verdict_without_attempts(run))
+        return Diagnosis(str(run.path), _diagnose_job_outputs(run))
 
     chosen_attempt = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
     verdict = diagnose.judge_attempt(run, chosen_attempt)
@@ -120,11 +123,11 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
             verdict = replace(verdict, words=f"the logs contain no cause; the run is {status.state}: {status.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_describe_earlier(attempts, chosen_attempt)))
     verdict = _adapt_to_launcher(verdict, run, chosen_attempt)
-    return Diagnosis(str(run.path), _add_plan(verdict, run, chosen_attempt), chosen_attempt.name)
+    return Diagnosis(str(run.path), _add_planned_memory(verdict, run, chosen_attempt), chosen_attempt.name)
 
 
-def _verdict_without_attempts(run: RunFolder) -> Verdict:
-    """Diagnose the output of Slurm jobs that started no attempt."""
+def _diagnose_job_outputs(run: RunFolder) -> Verdict:
+    """Return the verdict on a run without attempts, from the output of its Slurm jobs."""
     outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
     if outputs:
         return diagnose.judge_files(outputs, run.path)
@@ -132,7 +135,7 @@ def _verdict_without_attempts(run: RunFolder) -> Verdict:
 
 
 def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """For an attempt outside Slurm, explain a cancellation as an interrupt by the user, not as scancel."""
+    """Return the verdict with a cancellation outside Slurm explained as an interrupt by the user, not as scancel."""
     root = verdict.root
     if root is None or root.name != "cancelled" or attempt.result.get("job"):
         return verdict
@@ -142,7 +145,7 @@ def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Ve
 
 
 def _describe_earlier(attempts: Sequence[Attempt], shown_attempt: Attempt) -> list[str]:
-    """Return a line for each of the last attempts before `shown_attempt` that says how it ended."""
+    """Return a line with the final state of each of the last attempts before `shown_attempt`."""
     earlier_attempts = [attempt for attempt in attempts if int(attempt.name) < int(shown_attempt.name)]
     lines = []
     for attempt in earlier_attempts[-EARLIER_ATTEMPTS:]:
@@ -152,8 +155,8 @@ def _describe_earlier(attempts: Sequence[Attempt], shown_attempt: Attempt) -> li
     return lines
 
 
-def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """If the GPU ran out of memory, add the planned and actual memory, and the changes that cost the least time."""
+def _add_planned_memory(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
+    """Return the verdict; after a GPU out-of-memory error, with planned and actual memory, and changes that help."""
     if verdict.state != FAILED or verdict.root is None or verdict.root.name not in MEMORY_CAUSES:
         return verdict
     try:
@@ -165,7 +168,7 @@ def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
 
 
 def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str, str]:
-    """Return a text such as `planned: 63.5 GiB reserved ...`, and the changes that free enough memory."""
+    """Return a text such as `planned: at most 63.5 GiB reserved ...`, and changes that free enough memory."""
     from superpod.planner import predict, suggestions
     from superpod.reports.runs.run_plan import planned_job
 

@@ -232,7 +232,7 @@ def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob
         gpus=nodes * values.get("trainer.devices", recipe.gpus_per_node),
         options=replace(base.options, **options),
     )
-    job = recipe_job.with_attention(job)
+    job = recipe_job.set_unfused_attention(job)
     if not request.gpu:
         return job
     node = hardware.builtin().node(request.gpu)

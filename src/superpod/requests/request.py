@@ -81,7 +81,7 @@ class Request:
         if self.gpus_per_node:
             facts[_REQUESTED_GPUS] = self.gpus_per_node
         if self.layout:
-            facts["layout"] = layout_text.written_fields(self.layout)
+            facts["layout"] = layout_text.list_written_fields(self.layout)
         return facts
 
     @classmethod
@@ -152,7 +152,7 @@ class Request:
         try:
             legality.require(self.job())
         except UserError as illegal:
-            better_text = better_layout.find(recipe)
+            better_text = better_layout.describe_better_layout(recipe)
             raise UserError(
                 str(illegal), f"--layout auto selects {better_text}" if better_text else illegal.hint
             ) from illegal

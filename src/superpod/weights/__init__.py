@@ -1,1 +1,1 @@
-"""Converts weights from and to Hugging Face, merges adapters, evaluates checkpoints, and prepares fine-tuning."""
+"""Converts weights from and to Hugging Face format, merges adapters, evaluates checkpoints, prepares fine-tuning."""

@@ -64,7 +64,7 @@ def test_refuses_unsupported_precision_and_lists_supported(name, says, instead):
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h10_bf16", "llama3_8b", "no_such", "gpt_oss_20b_sft_h100_bf16"])
 def test_ignores_other_names(name):
-    absent.refuse(name)
+    absent.refuse_absent_recipe(name)
 
 
 def test_context_parallelism_of_gpt_oss_exchanges_heads():

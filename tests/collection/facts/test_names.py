@@ -13,7 +13,7 @@ from superpod.collection.facts import names
 from superpod.errors import UserError
 from superpod.planner import models as planned
 
-IDS = sorted((one, model) for model, ids in names.hub_ids().items() for one in ids)
+IDS = sorted((one, model) for model, ids in names.load_hub_ids().items() for one in ids)
 WITH_NUMBERS = [(one, model) for one, model in IDS if re.search(r"/.*\d", one)]
 OURS = sorted(registry.models())
 
@@ -24,18 +24,18 @@ def meaning(text: str) -> str:
         name = names.translate(text)
     except UserError:
         return ""
-    return name if name != text or name in names._models() else ""
+    return name if name != text or name in names._list_model_names() else ""
 
 
 def test_each_id_belongs_to_one_model():
-    assert set(registry.models()) - set(names.hub_ids()) == set()
+    assert set(registry.models()) - set(names.load_hub_ids()) == set()
     every = [one for one, _ in IDS]
     assert len({one.lower() for one in every}) == len(every)
     alike = {"llama_embedding_1b", "llama_embedding_3b", "llama_reranker_1b"}  # they start from another model's weights
     for model in registry.models().values():
         if model.hf and model.name not in alike:
-            assert names.hub_ids()[model.name][0] == model.hf
-    for model in names.hub_ids():
+            assert names.load_hub_ids()[model.name][0] == model.hf
+    for model in names.load_hub_ids():
         assert planned.find(model) or model in registry.models()
 
 
@@ -129,12 +129,14 @@ def test_other_number_is_another_model(case, rand: random.Random):
     place = rand.choice(digits)
     other = name[:place] + rand.choice([d for d in string.digits if d != name[place]]) + name[place + 1 :]
     read = meaning(other)
-    assert read != model or names.parts(other) in {names.parts(i.partition("/")[2]) for i, m in IDS if m == model}
+    assert read != model or names.split_name(other) in {
+        names.split_name(i.partition("/")[2]) for i, m in IDS if m == model
+    }
     if read:  # then it is the other model's own name or id
-        own = {names.parts(i.rpartition("/")[2]) for i, m in IDS if m == read} | {names.parts(read)}
-        assert any(names.parts(other) in names._spellings(i.rpartition("/")[2]) for i, m in IDS if m == read) or (
-            names.parts(other) in own
-        )
+        own = {names.split_name(i.rpartition("/")[2]) for i, m in IDS if m == read} | {names.split_name(read)}
+        assert any(
+            names.split_name(other) in names._list_spellings(i.rpartition("/")[2]) for i, m in IDS if m == read
+        ) or (names.split_name(other) in own)
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,7 +155,7 @@ def same_letters(text: str, name: str) -> bool:
     """Whether `text` is `name` or an id of its model after normalization."""
     recipe = registry.recipes().get(name)
     model, rest = (recipe.model.name, squeezed(recipe.suffix)) if recipe else (name, "")
-    ids = names.hub_ids().get(model, [])
+    ids = names.load_hub_ids().get(model, [])
     own = {model, *ids, *(one.rpartition("/")[2] for one in ids)}
     return squeezed(text) in {squeezed(one) + rest for one in own}
 

@@ -104,16 +104,16 @@ def test_refuses_size_that_does_not_start(evidence):
     recipe = registry.find(NAME)
     assert proof_level.lookup(recipe).sentence(1) == f"known not to start: {WHY}"
     assert proof_level.lookup(recipe).summary == "built with TE, 2 sizes broken"
-    refused = proof_level.refusal(recipe, 1, ())
+    refused = proof_level.explain_refusal(recipe, 1, ())
     assert refused
     message, hint = refused
     assert WHY in message
     assert hint.startswith("use 4 ")
-    assert proof_level.refusal(recipe, 1, ("trainer.max_steps=5",)), "the same models are built"
-    assert proof_level.refusal(recipe, recipe.nodes[-1], ()) is None
-    assert proof_level.refusal(registry.find(OTHER), 1, ()) is None
+    assert proof_level.explain_refusal(recipe, 1, ("trainer.max_steps=5",)), "the same models are built"
+    assert proof_level.explain_refusal(recipe, recipe.nodes[-1], ()) is None
+    assert proof_level.explain_refusal(registry.find(OTHER), 1, ()) is None
     for change in ("model.config.num_layers=2", "trainer.strategy.context_parallel_size=1", "with=full_recompute"):
-        assert proof_level.refusal(recipe, 1, (change,)) is None, "another run, of which nothing is known"
+        assert proof_level.explain_refusal(recipe, 1, (change,)) is None, "another run, of which nothing is known"
 
 
 def test_overrides_of_the_model_invalidate_the_proof(evidence):
@@ -128,7 +128,7 @@ def test_overrides_of_the_model_invalidate_the_proof(evidence):
 def test_gpu_runs_name_existing_recipes():
     """There are no runs so far; a misspelt name would have no effect."""
     forget()
-    assert {run["recipe"] for run in proof_level._runs()} <= set(registry.recipes())
+    assert {run["recipe"] for run in proof_level._read_gpu_runs()} <= set(registry.recipes())
 
 
 def test_test_on_one_gpu_counts_until_the_recipe_changes(evidence):

@@ -10,7 +10,14 @@ from superpod.collection import recipe_job, registry
 from superpod.collection.registry import find
 from superpod.collection.sizes import better_layout, tune
 from superpod.collection.sizes import sized as sized_module
-from superpod.collection.sizes.sized import BATCH_TOLERANCE, Size, SizedRecipe, adapt, find_sized, requested_batch
+from superpod.collection.sizes.sized import (
+    BATCH_TOLERANCE,
+    Size,
+    SizedRecipe,
+    adapt,
+    compute_requested_batch,
+    find_sized,
+)
 from superpod.errors import UserError
 from superpod.planner import legality, plans, predict
 from superpod.planner.layout import Layout
@@ -121,10 +128,10 @@ def test_learned_positions_grow_in_pretraining():
 def test_suggests_better_layout():
     long = find_sized(NAME, Size(seq=131072))
     assert predict.one(recipe_job.job(long)).verdict == "oom"
-    assert "and it fits" in better_layout.find(long)
+    assert "and it fits" in better_layout.describe_better_layout(long)
     best = find_sized(NAME, Size(seq=131072, best=True))
     assert predict.one(recipe_job.job(best)).verdict == "ok"
-    assert better_layout.find(best) == ""
+    assert better_layout.describe_better_layout(best) == ""
 
 
 FAMILIES = sorted({(r.model.family, r.task): r.name for r in registry.recipes().values() if r.seq <= 32768}.values())
@@ -175,9 +182,9 @@ def taken(recipe, size) -> bool:
 
 def test_batch_for_unplanned_layout_has_many_divisors():
     recipe = find(NAME)
-    assert requested_batch(recipe, Size(seq=6144, batch_tokens=4 * M)) == 672
-    assert requested_batch(recipe, Size(seq=4096, batch_tokens=4 * M)) == 1024
-    assert requested_batch(recipe, Size(gbs=77)) == 77
+    assert compute_requested_batch(recipe, Size(seq=6144, batch_tokens=4 * M)) == 672
+    assert compute_requested_batch(recipe, Size(seq=4096, batch_tokens=4 * M)) == 1024
+    assert compute_requested_batch(recipe, Size(gbs=77)) == 77
 
 
 def test_suggests_better_batch_size():

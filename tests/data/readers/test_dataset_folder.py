@@ -45,7 +45,7 @@ def hub(folder, *names, readme=""):
 def names(folder):
     return {
         split: [str(file.relative_to(folder)) for file in files]
-        for split, files in dataset_folder.splits(folder).items()
+        for split, files in dataset_folder.find_splits(folder).items()
     }
 
 
@@ -54,8 +54,8 @@ def test_saved_dataset(tmp_path):
     assert names(tmp_path / "one") == {"train": ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]}
     several(tmp_path / "all", "train", "validation", "test")
     assert list(names(tmp_path / "all")) == ["train", "validation", "test"]
-    [source] = sources.find([str(tmp_path / "all")])
-    assert len(list(samples.stream(source.files, samples.BadLines()))) == 20
+    [source] = sources.find_sources([str(tmp_path / "all")])
+    assert len(list(samples.stream_samples(source.files, samples.BadLines()))) == 20
     assert [file.parent.name for file in source.validation] == ["validation"] * 2
 
 
@@ -69,9 +69,9 @@ def test_reads_saved_datasets_like_datasets(tmp_path):
     splits = {"train": whole.shuffle(seed=1).select(range(300)), "validation": whole.select(range(50))}
     both = datasets.DatasetDict(splits)  # type: ignore[call-overload]
     both.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 3, "validation": 1})
-    [source] = sources.find([str(tmp_path / "saved")])
+    [source] = sources.find_sources([str(tmp_path / "saved")])
     for files, split in ((source.files, "train"), (source.validation, "validation")):
-        read = list(samples.stream(files, samples.BadLines()))
+        read = list(samples.stream_samples(files, samples.BadLines()))
         loaded = datasets.load_from_disk(str(tmp_path / "saved"))[split]
         assert [list(sample.messages) for sample in read] == list(loaded["messages"])  # type: ignore[index]
 

@@ -12,20 +12,22 @@ ODD = 'it\'s "odd"\n[red] ☃.txt'
 
 
 def _all(path: Path, shard_bytes: int, key: str = "text") -> list[str]:
-    shards = documents.plan(documents.scan([str(path)]), shard_bytes)
-    return [text for shard in shards for piece in shard for text in documents.read(piece, key)]
+    shards = documents.plan_shards(documents.scan_files([str(path)]), shard_bytes)
+    return [text for shard in shards for piece in shard for text in documents.read_documents(piece, key)]
 
 
 def test_find(tmp_path: Path):
     for name in ("b.txt", "a/x.txt", "a/b/y.txt", ODD, "c[1].txt", "out/z.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    files = documents.find([f"{tmp_path}/**/*.txt", f"{tmp_path}/b.txt", f"{tmp_path}/c[1].txt"], tmp_path / "out")
+    files = documents.find_files(
+        [f"{tmp_path}/**/*.txt", f"{tmp_path}/b.txt", f"{tmp_path}/c[1].txt"], tmp_path / "out"
+    )
     assert files == sorted(str(tmp_path / name) for name in ("b.txt", "a/x.txt", "a/b/y.txt", ODD, "c[1].txt"))
 
 
 def test_stdlib():
-    files = documents.find(["stdlib"], Path("/nowhere"))
+    files = documents.find_files(["stdlib"], Path("/nowhere"))
     assert any(path.endswith("/argparse.py") for path in files)
     assert not [path for path in files if "/site-packages/" in path or "/test/" in path or not path.endswith(".py")]
     assert 5e6 < sum(os.path.getsize(path) for path in files) < 3e7
@@ -34,7 +36,7 @@ def test_stdlib():
 @pytest.mark.parametrize(("name", "hint"), [("none/**/*.txt", "quote the glob"), ("", r"/\*\*/\*\.txt")])
 def test_refuses_glob_without_match(tmp_path: Path, name: str, hint: str):
     with pytest.raises(UserError, match="matches no file") as caught:
-        documents.find([f"{tmp_path}/{name}"], tmp_path / "out")
+        documents.find_files([f"{tmp_path}/{name}"], tmp_path / "out")
     assert str(tmp_path) in str(caught.value)
     assert re.search(hint, caught.value.hint)
 
@@ -81,25 +83,25 @@ def test_reports_bad_line(tmp_path: Path, line: bytes, message: str, shard_bytes
 )
 def test_scan_detects_utf8(tmp_path: Path, raw: bytes, utf8: bool):
     (tmp_path / "x").write_bytes(raw)
-    assert [source.utf8 for source in documents.scan([str(tmp_path / "x")])] == [utf8]
+    assert [source.utf8 for source in documents.scan_files([str(tmp_path / "x")])] == [utf8]
 
 
 def test_utf8_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(documents, "_BLOCK", 2)
     (tmp_path / "x").write_text("☃☃ä", encoding="utf-8")
-    assert documents.scan([str(tmp_path / "x")])[0].utf8
+    assert documents.scan_files([str(tmp_path / "x")])[0].utf8
 
 
 def test_refuses_changed_file(tmp_path: Path):
     (tmp_path / "x.txt").write_text("abc")
-    (piece,), *_ = documents.plan(documents.scan([str(tmp_path / "x.txt")]), 10)
+    (piece,), *_ = documents.plan_shards(documents.scan_files([str(tmp_path / "x.txt")]), 10)
     for change in (b"abcd", b"ab\xff"):
         (tmp_path / "x.txt").write_bytes(change)
         with pytest.raises(UserError, match=r"x\.txt changed during the build"):
-            list(documents.read(piece, "text"))
+            list(documents.read_documents(piece, "text"))
     (tmp_path / "x.txt").unlink()
     with pytest.raises(UserError, match=r"x\.txt changed during the build"):
-        list(documents.read(piece, "text"))
+        list(documents.read_documents(piece, "text"))
 
 
 def test_escape_path():
@@ -111,4 +113,4 @@ def test_escape_path():
 def test_refuses_pipe(tmp_path):
     os.mkfifo(tmp_path / "text")
     with pytest.raises(UserError, match="is not a regular file"):
-        documents.find([str(tmp_path / "text")], tmp_path / "out")
+        documents.find_files([str(tmp_path / "text")], tmp_path / "out")

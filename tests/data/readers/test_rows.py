@@ -74,7 +74,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_all_formats_have_the_same_samples(name, tmp_path):
     FORMS[name](tmp_path / name)
-    read = samples.read(tmp_path / name)
+    read = samples.read_samples(tmp_path / name)
     assert [(s.text[: s.prompt], s.text[s.prompt :]) for s in read] == [(p["prompt"], p["completion"]) for p in PAIRS]
     first = 2 if name[2:] in ("csv", "tsv") else 1  # the first line names the columns
     assert [s.line for s in read] == list(range(first, len(PAIRS) + first))
@@ -84,8 +84,8 @@ def test_all_formats_have_the_same_samples(name, tmp_path):
 def test_removes_nulls_of_nested_structs(write, tmp_path):
     path = tmp_path / f"chats.{write.__name__.removeprefix('write_')}"
     write(path, [{**chat, "id": number, "prompt": None} for number, chat in enumerate(CHATS)])
-    bad = samples.BadLines(samples.Reading(skip=True))
-    read = list(samples.stream([path], bad))
+    bad = samples.BadLines(samples.ReadOptions(skip=True))
+    read = list(samples.stream_samples([path], bad))
     assert bad.count == 0
     assert read[0].messages == ({"role": "user", "content": "q1"}, {"role": "assistant", "content": "a"})
 
@@ -103,8 +103,8 @@ def growing(path):
 
 
 HOSTILE = {
-    "cut.jsonl.gz": (cut(FORMS["a.jsonl.gz"]), "truncated: its compressed data ends too early"),
-    "cut.jsonl.xz": (cut(FORMS["a.jsonl.xz"]), "truncated: its compressed data ends too early"),
+    "cut.jsonl.gz": (cut(FORMS["a.jsonl.gz"]), "truncated: its compressed data is incomplete"),
+    "cut.jsonl.xz": (cut(FORMS["a.jsonl.xz"]), "truncated: its compressed data is incomplete"),
     "cut.jsonl.zst": (cut(write_zst), "cannot be read: "),
     "cut.parquet": (cut(write_parquet), "cannot be read as parquet: "),
     "cut.arrow": (cut(write_arrow), "cannot be read as arrow: "),
@@ -156,7 +156,7 @@ def test_refuses_damaged_files(name, tmp_path):
     write(tmp_path / name)
     started = time.monotonic()
     with pytest.raises(UserError, match=says) as refused:
-        samples.read(tmp_path / name)
+        samples.read_samples(tmp_path / name)
     assert time.monotonic() - started < 3
     assert name in str(refused.value)
 
@@ -166,13 +166,13 @@ def test_refuses_unreadable_file(tmp_path):
     (tmp_path / "secret.jsonl").chmod(0)
     if os.geteuid():
         with pytest.raises(UserError, match="cannot be read: Permission denied"):
-            samples.read(tmp_path / "secret.jsonl")
+            samples.read_samples(tmp_path / "secret.jsonl")
         return
     for folder in (tmp_path, *tmp_path.parents):  # xdist has a folder more, and pytest's own are closed to others
         if not folder.stat().st_mode & 0o001:
             folder.chmod(0o755)
     assert "secret.jsonl cannot be read: Permission denied" in as_nobody(
-        lambda: samples.read(tmp_path / "secret.jsonl")
+        lambda: samples.read_samples(tmp_path / "secret.jsonl")
     )
 
 
@@ -194,13 +194,13 @@ def as_nobody(call):
 def test_refuses_file_that_changes_while_reading(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(LINES)
-    read = rows.read(path)
+    read = rows.read_rows(path)
     next(read)
     with path.open("ab") as stream:
         stream.write(b'\n{"text": "more"}')
     with pytest.raises(UserError, match="changed while it was read"):
         list(read)
-    read = rows.read(path)
+    read = rows.read_rows(path)
     next(read)
     path.unlink()
     with pytest.raises(UserError, match="changed while it was read"):
@@ -211,8 +211,8 @@ def test_endless_line_is_one_bad_line(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "MAX_ROW", 1000)
     path = tmp_path / "long.jsonl"
     path.write_text('{"text": "a"}\n{"text": "' + "x" * 5000 + '"}\n{"text": "b"}\n')
-    bad = samples.BadLines(samples.Reading(skip=True))
-    assert [sample.line for sample in samples.stream([path], bad)] == [1, 3]
+    bad = samples.BadLines(samples.ReadOptions(skip=True))
+    assert [sample.line for sample in samples.stream_samples([path], bad)] == [1, 3]
     assert bad.summary == "1 x longer than N MiB"
 
 
@@ -220,7 +220,7 @@ def test_names_the_missing_library(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match="the Python package pyarrow is required"):
-        samples.read(tmp_path / "a.parquet")
+        samples.read_samples(tmp_path / "a.parquet")
 
 
 GROWTH = """

@@ -29,11 +29,11 @@ def folder(tmp_path, monkeypatch):
     ],
 )
 def test_weight_follows_the_last_colon(texts, names, weights, folder):
-    assert sources.parse(texts) == (tuple(str(folder / name) for name in names), weights)
+    assert sources.parse_data_options(texts) == (tuple(str(folder / name) for name in names), weights)
 
 
 def test_globs_and_files_with_brackets(folder):
-    [both, brackets] = sources.find([str(folder / "[ab]*.jsonl"), str(folder / "[f].jsonl")])
+    [both, brackets] = sources.find_sources([str(folder / "[ab]*.jsonl"), str(folder / "[f].jsonl")])
     assert [file.name for file in both.files] == ["a.jsonl", "b c.jsonl"]
     assert [file.name for file in brackets.files] == ["[f].jsonl"]
 
@@ -56,12 +56,12 @@ def test_globs_and_files_with_brackets(folder):
         (["gone.jsonl:0.5"], "gone.jsonl is not a file"),
         (["gone*.jsonl"], "matches no file"),
         (["a.jsonl/b"], "is not a file"),
-        (["a.jsonl:1", "b c.jsonl:1e-9"], "make an epoch of"),
+        (["a.jsonl:1", "b c.jsonl:1e-9"], "an epoch that contains every sample has"),
     ],
 )
 def test_refuses_sources_without_samples(texts, says, folder):
     def check():
-        names, weights = sources.parse(texts)
+        names, weights = sources.parse_data_options(texts)
         packed_data.check_data(DataOptions(names, weights=weights))
 
     with pytest.raises(UserError, match=says):

@@ -34,7 +34,7 @@ def tokenizer(tmp_path):
     from superpod.data.tokens import tokenizer as training
 
     training.train(["two and two are four", "and three are five"] * 3, 300, tmp_path / "t")
-    return chat.load(str(tmp_path / "t"))
+    return chat.load_tokenizer(str(tmp_path / "t"))
 
 
 def trained_on(encoded, tokenizer):
@@ -50,7 +50,7 @@ def trained_on(encoded, tokenizer):
 def encode(tokenizer, learn="answers", **sample):
     from superpod.data.samples import chat
 
-    return chat.encode(Sample(3, **sample), tokenizer, learn)
+    return chat.encode_sample(Sample(3, **sample), tokenizer, learn)
 
 
 def test_loss_mask_of_a_completion(tokenizer):
@@ -98,7 +98,7 @@ def test_loss_mask_if_the_assistant_begins(template, answers, tokenizer):
 
 def test_refuses_first_answer_with_other_header(tokenizer):
     tokenizer.chat_template = CHATML.replace("{{ m.role }}", "{{ 'bot' if loop.first else m.role }}")
-    with pytest.raises(UserError, match="generation prompt, message 0"):
+    with pytest.raises(UserError, match="message 0 differently from its generation prompt"):
         encode(tokenizer, messages=GREETING)
 
 
@@ -116,7 +116,7 @@ def test_template_that_changes_earlier_turns_needs_last(tokenizer):
         ("{{ raise_exception('roles must alternate') }}", "line 3: the chat template rejects it: roles must alternate"),
         (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}",
-            "do not begin with its generation prompt",
+            "differently from its generation prompt",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_tool_calls_are_in_the_loss(tokenizer):
         (CHATML, {"messages": CALL}, "ignores the tool_calls of message 1"),
         (CHATML, {"messages": CHAT, "tools": ({"name": "f"},)}, "ignores the tools"),
         (MARKED.replace("{% if m.role == 'assistant' %}", "{% if loop.last %}"), {"messages": CHAT, "masked": (2,)},
-         "marks 1 parts as answers, but the chat has 2"),
+         "marks 1 answer, but the chat has 2 assistant messages"),
         ("{% generation %}{% endgeneration %}{{ messages[9].content.x }}", {"messages": CHAT}, "template rejects it"),
         ("{{ 1 / 0 }}{{ messages }}", {"messages": CHAT}, "rejects it: division by zero"),
         ("{% for i in range(9999999999) %}{{ messages }}{% endfor %}", {"messages": CHAT}, "rejects it: Range too big"),
@@ -247,16 +247,16 @@ def test_refuses_tokenizer_without_eos(eos, size):
 
     tokenizer: Any = Letters(eos=eos, size=size)
     with pytest.raises(UserError, match="the tokenizer of X has no end-of-sequence token"):
-        chat.prepare(tokenizer, "X")
+        chat.prepare_tokenizer(tokenizer, "X")
 
 
 def test_keeps_existing_template():
     from superpod.data.samples import chat
 
     tokenizer: Any = Letters()
-    assert chat.prepare(tokenizer, "X").chat_template == chat.PLAIN
+    assert chat.prepare_tokenizer(tokenizer, "X").chat_template == chat.DEFAULT_TEMPLATE
     tokenizer.chat_template = "own"
-    assert chat.prepare(tokenizer, "X").chat_template == "own"
+    assert chat.prepare_tokenizer(tokenizer, "X").chat_template == "own"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_token_overlapping_a_span_is_in_the_loss(spans, loss_mask):
     from superpod.data.samples import chat
 
     tokenizer: Any = Letters()
-    assert chat._tokenize("abcd", spans, tokenizer) == ([97, 98, 99, 100], loss_mask)
+    assert chat._tokenize_text("abcd", spans, tokenizer) == ([97, 98, 99, 100], loss_mask)
 
 
 @pytest.mark.parametrize(
@@ -287,4 +287,4 @@ def test_token_overlapping_a_span_is_in_the_loss(spans, loss_mask):
 def test_difference(one, other, says):
     from superpod.data.samples import chat
 
-    assert chat._difference(one, other) == says
+    assert chat._describe_difference(one, other) == says

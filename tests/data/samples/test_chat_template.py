@@ -49,7 +49,7 @@ def test_copies_folder_with_new_template(tmp_path):
         (kept / name).write_text("{}")
     (kept / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old", "eos_token": "é"}))
     (kept / "chat_template.jinja").write_text("old")
-    out = chat_template.copy_with_template(kept, GOOD, tmp_path / "data" / "tokenizer")
+    out = chat_template.copy_tokenizer_with_template(kept, GOOD, tmp_path / "data" / "tokenizer")
     assert sorted(file.name for file in out.iterdir()) == sorted(file.name for file in kept.iterdir())
     assert (out / "chat_template.jinja").read_text() == GOOD
     assert json.loads((out / "tokenizer_config.json").read_text()) == {"eos_token": "é"}

@@ -14,7 +14,7 @@ import pytest
 
 from superpod.data.readers import sources
 from superpod.data.samples import chat, duplicate_samples
-from superpod.data.samples.samples import Reading
+from superpod.data.samples.samples import ReadOptions
 from superpod.data.tokens import tokenizer
 from superpod.errors import UserError
 from superpod.weights.finetuning import packed_data
@@ -42,7 +42,7 @@ def write(path, rows):
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tokenizer"
     tokenizer.train(["question answer", "user assistant"] * 3, 300, folder)
-    return chat.load(str(folder))
+    return chat.load_tokenizer(str(folder))
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def folder(tmp_path, monkeypatch):
 
 def packed(texts, model, out, **more):
     """Return the counts, and the samples of both parts by token ids."""
-    from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION, Sizes
+    from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION, PackingSizes
 
-    names, weights = sources.parse(texts)
+    names, weights = sources.parse_data_options(texts)
     options = DataOptions(names, weights=weights, **more)
     packed_data.check_data(options)
-    sizes = Sizes(longest=128, size=256, batch=1, multiple=1, aligned=16)
+    sizes = PackingSizes(longest=128, size=256, batch=1, multiple=1, aligned=16)
     counts = packed_data.pack(options, sizes, model, out)
     parts = []
     for name in (TRAIN, VALIDATION):
@@ -173,7 +173,7 @@ def test_duplicates_with_other_masks_and_system_prompt(folder, model):
         row["messages"].insert(0, {"role": "system", "content": "be brief"})
     write(folder / "c.jsonl", rows)
     with pytest.raises(UserError, match="every sample of"):
-        packed(["a.jsonl", "c.jsonl"], model, folder / "out", reading=Reading(system="be brief"))
+        packed(["a.jsonl", "c.jsonl"], model, folder / "out", reading=ReadOptions(system="be brief"))
     for row in rows:
         row["messages"] = [*row["messages"][1:], {"role": "assistant", "content": "so", "weight": 0}]
     write(folder / "c.jsonl", rows)

@@ -31,20 +31,20 @@ def test_holds_out_share_of_every_source():
 
 
 def test_parts_follow_weights():
-    mix = mixing.parts([700, 100], [0.7, 0.3])
+    mix = mixing.compute_epoch([700, 100], [0.7, 0.3])
     assert [(part.taken, part.share) for part in mix] == [(700, 0.7), (300, 0.3)]
     sources = [[("a", at) for at in range(700)], [("b", at) for at in range(100)]]
-    made = mixing.rounds(sources, mix, seed=1)
+    made = mixing.split_into_rounds(sources, mix, seed=1)
     assert [len(part) for part in made] == [800, 100, 100]
-    assert [part.taken for part in mixing.parts([700, 100], [])] == [700, 100]
+    assert [part.taken for part in mixing.compute_epoch([700, 100], [])] == [700, 100]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0.05, 1)), min_size=1, max_size=4), st.integers(0, 3))
 def test_rounds_have_no_repeated_sample(given_sources, seed):
     sources = [[(number, at) for at in range(count)] for number, (count, _) in enumerate(given_sources)]
-    mix = mixing.parts([len(source) for source in sources], [weight for _, weight in given_sources])
-    made = mixing.rounds(sources, mix, seed)
-    assert made == mixing.rounds(sources, mix, seed)
+    mix = mixing.compute_epoch([len(source) for source in sources], [weight for _, weight in given_sources])
+    made = mixing.split_into_rounds(sources, mix, seed)
+    assert made == mixing.split_into_rounds(sources, mix, seed)
     assert all(part and len(set(part)) == len(part) for part in made)
     taken = Counter(sample for part in made for sample in part)
     weights, epoch = [weight for _, weight in given_sources], sum(len(part) for part in made)
@@ -62,7 +62,7 @@ def test_rounds_have_no_repeated_sample(given_sources, seed):
 
 
 def test_refuses_extreme_weights():
-    with pytest.raises(UserError, match="samples make an epoch of 1e"):
-        mixing.parts([1000, 1000], [1e-9, 1.0])
-    with pytest.raises(UserError, match="samples make an epoch"):
-        mixing.parts([10, 10], [5e-324, 1e300])
+    with pytest.raises(UserError, match="every sample has 1e"):
+        mixing.compute_epoch([1000, 1000], [1e-9, 1.0])
+    with pytest.raises(UserError, match="every sample has inf"):
+        mixing.compute_epoch([10, 10], [5e-324, 1e300])

@@ -21,28 +21,28 @@ def test_refuses_long_samples():
     with pytest.raises(
         UserError, match="2 of 3 samples have more than 4 tokens; the longest, line 2, has 9"
     ) as refused:
-        packing.fit([sample(1, 2, 2), sample(2, 4, 5), sample(3, 3, 3)], 4)
+        packing.limit_lengths([sample(1, 2, 2), sample(2, 4, 5), sample(3, 3, 3)], 4)
     assert "--long cut" in refused.value.hint
 
 
 def test_truncates_or_drops_long_samples():
     samples = [sample(1, 2, 2), sample(2, 3, 5), sample(3, 6, 3)]
-    kept, counts = packing.fit(samples, 4, "cut")
+    kept, counts = packing.limit_lengths(samples, 4, "cut")
     # Of the third sample only the prompt was left.
     assert [sample.ids for sample in kept] == [samples[0].ids, samples[1].ids[:5]]
     assert (counts.samples, counts.cut, counts.dropped, counts.longest) == (2, 1, 1, 9)
     assert (counts.tokens, counts.learnt) == (3 + 4, 2 + 2)
-    kept, counts = packing.fit(samples, 4, "drop")
+    kept, counts = packing.limit_lengths(samples, 4, "drop")
     assert (kept, counts.cut, counts.dropped) == (samples[:1], 0, 2)
 
 
 def test_keeps_sample_of_exact_length():
-    assert packing.fit([sample(1, 1, 4)], 4)[1].cut == 0  # four tokens are read, the fifth is predicted
+    assert packing.limit_lengths([sample(1, 1, 4)], 4)[1].cut == 0  # four tokens are read, the fifth is predicted
 
 
 def test_refuses_if_no_sample_remains():
     with pytest.raises(UserError, match="no sample remains: all 1 are longer than 2 tokens"):
-        packing.fit([sample(1, 4, 4)], 2, "cut")
+        packing.limit_lengths([sample(1, 4, 4)], 2, "cut")
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.sampled_from([1, 4, 8]), st.integers(0, 3))
@@ -57,7 +57,7 @@ def test_pack_keeps_every_sample_once(lengths, multiple, seed):
 
 def test_packed_rows_in_nemos_format(tmp_path):
     samples = [sample(1, 2, 3), sample(2, 1, 2)]
-    packing.write([samples], tmp_path / "train.npy", multiple=4, filler=9, batch=4)
+    packing.write_bins([samples], tmp_path / "train.npy", multiple=4, filler=9, batch=4)
     rows = np.load(tmp_path / "train.npy", allow_pickle=True)
     row = rows[0]
     edges = [*row["seq_start_id"], len(row["input_ids"])]

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from superpod.data.samples import samples
-from superpod.data.samples.sample_kinds import Keys, sample
-from superpod.data.samples.samples import Reading
+from superpod.data.samples.sample_kinds import Keys, convert_row
+from superpod.data.samples.samples import ReadOptions
 from superpod.errors import UserError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -63,7 +63,7 @@ def chat(*messages):
     ids=range(13),
 )  # fmt: skip
 def test_all_kinds_of_chats(row, messages):
-    _, made = sample(1, row, Keys())
+    _, made = convert_row(1, row, Keys())
     assert list(made.messages) == messages
     assert made.masked == ()
 
@@ -74,29 +74,29 @@ def test_prompts_and_texts_are_unchanged():
         ({"prompt": "q ", "response": "a"}, 2),
         ({"text": "q a"}, 0),
     ):
-        _, made = sample(1, row, Keys())
+        _, made = convert_row(1, row, Keys())
         assert (made.text, made.prompt, made.messages) == ("q a", prompt, ())
 
 
 def test_masks_weight_0_and_prompt_answers():
     masked = {"role": "assistant", "content": "x", "weight": 0}
-    _, made = sample(1, {"messages": [USER, masked, USER, {**ANSWER, "weight": 1}]}, Keys(), system="s")
+    _, made = convert_row(1, {"messages": [USER, masked, USER, {**ANSWER, "weight": 1}]}, Keys(), system="s")
     assert (made.messages[0]["content"], made.masked) == ("s", (2,))
-    _, made = sample(1, {"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, Keys())
+    _, made = convert_row(1, {"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, Keys())
     assert made.masked == (1,)
 
 
 def test_adds_system_prompt():
-    _, made = sample(1, {"question": "q", "answer": "a"}, Keys(), system="short")
+    _, made = convert_row(1, {"question": "q", "answer": "a"}, Keys(), system="short")
     assert made.messages[0] == {"role": "system", "content": "short"}
-    _, made = sample(1, {"messages": [{"role": "system", "content": "own"}, USER, ANSWER]}, Keys(), system="short")
+    _, made = convert_row(1, {"messages": [{"role": "system", "content": "own"}, USER, ANSWER]}, Keys(), system="short")
     assert made.messages[0]["content"] == "own"
 
 
 def test_parses_tools():
     tools = [{"type": "function", "function": {"name": "f"}}]
     for given in (tools, json.dumps(tools)):
-        _, made = sample(1, {"messages": [USER, ANSWER], "tools": given}, Keys())
+        _, made = convert_row(1, {"messages": [USER, ANSWER], "tools": given}, Keys())
         assert list(made.tools) == tools
 
 
@@ -112,7 +112,7 @@ def test_parses_tools():
     ],
 )
 def test_replaced_keys_select_the_kind(keys, row, kind):
-    assert sample(1, row, Keys(keys))[0] == kind
+    assert convert_row(1, row, Keys(keys))[0] == kind
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_replaced_keys_select_the_kind(keys, row, kind):
 )
 def test_refuses_invalid_keys(keys, says):
     with pytest.raises(UserError, match=says):
-        Reading(tuple(keys)).check()
+        ReadOptions(tuple(keys)).check()
 
 
 def test_refuses_mixed_kinds(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(UserError, match=r"a.jsonl:3: has prompt and completion, but line 1 has text"):
-        samples.read(tmp_path / "a.jsonl")
+        samples.read_samples(tmp_path / "a.jsonl")
 
 
 GOOD, BAD = '{"prompt": "a", "completion": "b"}\n', '{"prompt": "a"\n{"prompt": "a", "completion": ""}\n\xff\n'
@@ -143,8 +143,8 @@ GOOD, BAD = '{"prompt": "a", "completion": "b"}\n', '{"prompt": "a"\n{"prompt": 
 def test_skips_and_stores_bad_lines(tmp_path):
     path, keep = tmp_path / "a.jsonl", tmp_path / "skipped.jsonl"
     path.write_bytes((GOOD * 97 + BAD).encode("latin-1"))
-    bad = samples.BadLines(Reading(skip=True), keep)
-    good = list(samples.stream([path], bad))
+    bad = samples.BadLines(ReadOptions(skip=True), keep)
+    good = list(samples.stream_samples([path], bad))
     bad.check(len(good), "a.jsonl")
     assert (len(good), bad.count) == (97, 3)
     assert bad.summary.startswith("1 x not JSON: ")
@@ -160,7 +160,7 @@ def test_skips_and_stores_bad_lines(tmp_path):
 @pytest.mark.parametrize(
     ("good", "share", "says"),
     [
-        (10, 0.05, r"3 of 13 lines are bad, 23.1%, but --max-bad-share is 0.05 \(1 x not JSON"),
+        (10, 0.05, r"3 of 13 lines are bad \(23.1%\), but --max-bad-share is 0.05: 1 x not JSON"),
         (97, 0.0, "3 of 100 lines are bad"),
         (0, 1.0, "3 of 3 lines are bad"),
     ],
@@ -168,10 +168,10 @@ def test_skips_and_stores_bad_lines(tmp_path):
 def test_refuses_too_many_bad_lines(good, share, says, tmp_path):
     (tmp_path / "a.jsonl").write_bytes((GOOD * good + BAD).encode("latin-1"))
     with pytest.raises(UserError, match=says):
-        samples.read(tmp_path / "a.jsonl", Reading(skip=True, max_bad_share=share))
+        samples.read_samples(tmp_path / "a.jsonl", ReadOptions(skip=True, max_bad_share=share))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_refuses_invalid_share(share):
     with pytest.raises(UserError, match="must be between 0 and 1"):
-        Reading(max_bad_share=share).check()
+        ReadOptions(max_bad_share=share).check()

@@ -20,12 +20,12 @@ def chat(*turns):
 def test_kinds_and_line_numbers(tmp_path):
     messages = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
     first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}\r'  # as Windows begins a file, and ends a line
-    assert samples.read(written(tmp_path, first, b"  ", {"completion": "4", "prompt": "", "id": 7})) == [
+    assert samples.read_samples(written(tmp_path, first, b"  ", {"completion": "4", "prompt": "", "id": 7})) == [
         Sample(1, "2+2=4", 4),
         Sample(3, "4", 0),
     ]
-    assert samples.read(written(tmp_path, {"text": "four", "id": 7})) == [Sample(1, "four", 0)]
-    [chatted] = samples.read(written(tmp_path, b"", b"", b"", messages))
+    assert samples.read_samples(written(tmp_path, {"text": "four", "id": 7})) == [Sample(1, "four", 0)]
+    [chatted] = samples.read_samples(written(tmp_path, b"", b"", b"", messages))
     assert (chatted.line, chatted.messages) == (4, tuple(messages["messages"]))
 
 
@@ -53,14 +53,14 @@ WRONG = [
     (chat(("user", "a"), ("robot", "b")), r"messages\[1\]: role 'robot' must be one of system, user, assistant, tool"),
     (chat(("user", "a"), ("assistant", 3)), r"messages\[1\]: content is a number, not a string"),
     (chat(("user", "a"), ("system", "b"), ("assistant", "c")), r"messages\[1\]: a system message must be the first"),
-    (chat(("user", "a"), ("assistant", "")), "no assistant message with content"),
+    (chat(("user", "a"), ("assistant", "")), "no assistant message has content"),
     (chat(("user", "a"), ("assistant", "b")) | {"tools": 3}, "tools is not a list of objects"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         r".*content\[0\] is image_url, but only text",
     ),
     ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, ".*weight 0.5 is neither 0 nor 1"),
-    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "no assistant message with content"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "no assistant message has content"),
     (
         {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}]},
         ".*the arguments of f are not",
@@ -73,13 +73,13 @@ WRONG = [
 def test_reports_invalid_line(line, says, tmp_path):
     file = written(tmp_path, {"text": "fine"}, line)
     with pytest.raises(UserError, match=f"data.jsonl:2: {says}") as refused:
-        samples.read(file)
+        samples.read_samples(file)
     assert '{"prompt": ..., "completion": ...}' in refused.value.hint
 
 
 def test_counts_bad_lines(tmp_path):
     with pytest.raises(UserError) as refused:
-        samples.read(written(tmp_path, *[{}] * 10))
+        samples.read_samples(written(tmp_path, *[{}] * 10))
     assert [line.split(": ")[0].rpartition(":")[2] for line in str(refused.value).splitlines()[:3]] == ["1", "2", "3"]
     assert str(refused.value).splitlines()[3:] == ["and 7 more lines"]
 
@@ -91,4 +91,4 @@ def test_refuses_missing_and_empty_file(tmp_path):
         (written(tmp_path), "no sam"),
     ):
         with pytest.raises(UserError, match=says):
-            samples.read(path)
+            samples.read_samples(path)

@@ -35,7 +35,7 @@ def test_registering_again_changes_nothing(built: Path, tmp_path: Path):
     first = add(tmp_path / "out", *arguments, split="8,1,1", sha256=False)
     assert first.sha256 == {}
     assert add(tmp_path / "out", *arguments, split="8,1,1", sha256=False) == first
-    with pytest.raises(UserError, match="is already a data folder with different values of split"):
+    with pytest.raises(UserError, match="is a data folder with different values of split"):
         add(tmp_path / "out", *arguments, split="9,1,1", sha256=False)
 
 
@@ -58,7 +58,7 @@ def test_names_inside_files_relatively(folder: Path, no_hub: None):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prefixes": []}, "needs at least one --prefix"),
+        ({"prefixes": []}, "at least one --prefix"),
         ({"prefixes": ["{}/gone"]}, r"gone\.bin is missing"),
         ({"weights": [1, 2]}, "^--weight: 2 weights for 1 prefixes"),
         ({"weights": [-1]}, r"^--weight: \[-1\] must be positive"),

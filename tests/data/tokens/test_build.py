@@ -35,7 +35,7 @@ def decoded(folder: Path) -> list[str]:
     prefix = DataFolder.load(folder, verify_sha=True).prefix_paths[0]
     tokens = memoryview(indexed.bin_path(prefix).read_bytes()).cast("H").tolist()
     tokenizer, texts, at = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json")), [], 0
-    for length in indexed.lengths(prefix):
+    for length in indexed.read_lengths(prefix):
         assert tokens[at + length - 1] == 0
         texts.append(tokenizer.decode(tokens[at : at + length - 1], skip_special_tokens=False))
         at += length
@@ -54,7 +54,7 @@ def test_contains_every_document_once(built: Path, corpus: Path):
 def test_build_is_reproducible(
     built: Path, corpus: Path, tmp_path: Path, workers: int, shard_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("superpod.data.tokens.build._SCAN", 1)  # many small jobs, that end in any order
+    monkeypatch.setattr("superpod.data.tokens.build._JOB_FILES", 1)  # many small jobs, that end in any order
     report = build([f"{corpus}/*.txt"], tmp_path / "out", OPTIONS, workers=workers, shard_bytes=shard_bytes)
     assert report.shards == (1 if shard_bytes is None else 14)
     assert content(tmp_path / "out") == content(built)
@@ -73,7 +73,7 @@ def test_removes_duplicate_documents(corpus: Path, tmp_path: Path):
     assert sorted(decoded(tmp_path / "out")) == sorted([*texts, "a new document"])
     assert report.duplicates == 1 + 1 + 10 + 11
     assert report.folder.documents == 41
-    assert report.folder.tokens == sum(indexed.lengths(report.folder.prefix_paths[0]))
+    assert report.folder.tokens == sum(indexed.read_lengths(report.folder.prefix_paths[0]))
 
 
 def test_seed_changes_order(built: Path, corpus: Path, tmp_path: Path):
@@ -104,10 +104,10 @@ def test_removes_work_folder_of_finished_build(built: Path, corpus: Path, tmp_pa
         (
             "0*.txt",
             BuildOptions(vocab_size=301, split="80,10,10"),
-            "is finished, but was built from different text",
+            "is complete, but was built from different text",
         ),
-        ("00*.txt", OPTIONS, "is finished, but was built from different text or options"),
-        ("0*.txt", BuildOptions(vocab_size=300, split="8,1,1"), "with split 80,10,10, not 8,1,1"),
+        ("00*.txt", OPTIONS, "is complete, but was built from different text or options"),
+        ("0*.txt", BuildOptions(vocab_size=300, split="8,1,1"), "has split 80,10,10, not 8,1,1"),
     ],
 )
 def test_refuses_to_overwrite_finished_folder(
@@ -167,7 +167,7 @@ def test_skips_files_that_are_not_utf8(tmp_path: Path):
     assert (report.folder.documents, len(report.skipped), report.empty) == (2, 7, 2)
     assert report.notes[-1].startswith("skipped 7: ")
     assert report.notes[-1].endswith("latin4.txt and 2 more are not UTF-8")
-    assert any("258 ids, not 300" in note for note in report.notes)
+    assert any("vocabulary of 300; the tokenizer has 258 ids" in note for note in report.notes)
     assert sorted(decoded(tmp_path / "out")) == ["abc", "x"]
 
 
@@ -255,14 +255,17 @@ def test_finished_shard_must_be_consistent(tmp_path: Path, facts: str):
 
 def test_workers_ignore_interrupts():
     """SIGINT is blocked from the start of the process, so that imports are not interrupted either."""
-    with worker_pool.workers(2) as run:
+    with worker_pool.start_workers(2) as run:
         ((_, blocked),) = run(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()])
     assert signal.SIGINT in blocked
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_reports_dead_worker():
-    with pytest.raises(UserError, match="one of 1 worker processes died") as caught, worker_pool.workers(1) as run:
+    with (
+        pytest.raises(UserError, match="one of 1 worker processes died") as caught,
+        worker_pool.start_workers(1) as run,
+    ):
         list(run(os._exit, [9]))
     assert "fewer --workers" in caught.value.hint
 
@@ -358,8 +361,8 @@ def test_resumes_after_full_disk(built: Path, corpus: Path, tmp_path: Path, monk
 
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(indexed, "_sync", full)  # as the last write of the merge, in this process
-        with pytest.raises(OSError, match=r"the disk is full .*: free some space") as caught:
+        patched.setattr(indexed, "_flush_to_disk", full)  # as the last write of the merge, in this process
+        with pytest.raises(OSError, match=r"the disk is full .*; free some space") as caught:
             build([f"{corpus}/*.txt"], out, OPTIONS, workers=1)
     assert caught.value.errno == errno.ENOSPC
     assert sorted(p.name for p in out.iterdir()) == [".partial"]

@@ -49,7 +49,7 @@ def test_refuses_before_reading(
 ):
     (tmp_path / "file.txt").write_text("")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    monkeypatch.setattr(worker_pool, "workers", lambda _: pytest.fail("work began"))
+    monkeypatch.setattr(worker_pool, "start_workers", lambda _: pytest.fail("work began"))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=message) as caught:
         build([f"{corpus}/*.txt"], tmp_path / out, options, workers=more.get("workers", 1))

@@ -52,7 +52,7 @@ def test_skips_and_stores_bad_lines(tmp_path: Path):
         assert any(note.startswith(f"skipped 2 bad lines ({reasons}), copied to ") for note in report.notes)
         kept = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
         assert [(row["line"], row["text"].strip()) for row in kept] == [(61, "{}"), (122, '{"text": 3}')]
-    with pytest.raises(UserError, match=r"2 of 122 lines are bad, 1.6%, but --max-bad-share is 0.01"):
+    with pytest.raises(UserError, match=r"2 of 122 lines are bad \(1.6%\), but --max-bad-share is 0.01"):
         build([f"{tmp_path}/a.jsonl"], tmp_path / "few", replace(options, max_bad_share=0.01), workers=1)
     with pytest.raises(UserError, match=r"a.jsonl:61: not a JSON object with the key 'text'") as refused:
         build([f"{tmp_path}/a.jsonl"], tmp_path / "none", BuildOptions(vocab_size=300), workers=1)

@@ -31,7 +31,7 @@ def test_header_equals_megatrons(prefix: Path):
 
 
 def test_verify_and_digest(prefix: Path):
-    assert indexed.verify(prefix) == indexed.IndexFacts(documents=4, sequences=4, tokens=8, dtype="uint16")
+    assert indexed.verify(prefix) == indexed.IndexSummary(documents=4, sequences=4, tokens=8, dtype="uint16")
     seen: list[int] = []
     indexed.digest(prefix, seen.append)
     assert sum(seen) == 16 + 34 + 4 * 12 + 5 * 8
@@ -61,7 +61,7 @@ def test_round_trip(documents: list[list[int]], vocab: int):
                 out.add(tokens)
         facts = indexed.verify(prefix)
         assert (facts.documents, facts.tokens) == (len(documents), sum(map(len, documents)))
-        assert indexed.lengths(prefix).tolist() == [len(tokens) for tokens in documents]
+        assert indexed.read_lengths(prefix).tolist() == [len(tokens) for tokens in documents]
         assert out.sha256 == indexed.digest(prefix)
         code = f"<{facts.tokens}{'H' if facts.itemsize == 2 else 'i'}"
         flat = [token for tokens in documents for token in tokens]

@@ -24,7 +24,7 @@ def test_round_trip_of_any_text(trained: Path):
     loaded = tokenizer.load(trained)
     assert (loaded.engine, loaded.eod) == ("tokenizers", 0)
     text = "the cat\r\n\t ☃ \x00 <|endoftext|> <|pad|>"
-    (ids,) = tokenizer.encoder(loaded)([text])
+    (ids,) = tokenizer.load_encoder(loaded)([text])
     assert Tokenizer.from_file(loaded.file).decode(ids, skip_special_tokens=True) == text
     assert not {0, 1}.intersection(ids), "text that spells a special token must not become one"
 
@@ -41,25 +41,25 @@ def test_refuses_small_vocabulary(tmp_path: Path):
 
 
 def test_refuses_tokenizer_without_end_of_sequence(trained: Path, tmp_path: Path):
-    tokenizer.copy(trained, tmp_path / "t")
+    tokenizer.copy_files(trained, tmp_path / "t")
     (tmp_path / "t" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UserError, match="has no end-of-sequence token"):
         tokenizer.load(tmp_path / "t")
 
 
 def test_copy_leaves_weights_behind(trained: Path, tmp_path: Path):
-    tokenizer.copy(trained, tmp_path / "model")
+    tokenizer.copy_files(trained, tmp_path / "model")
     before = tokenizer.digest(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(100))
     assert tokenizer.digest(tmp_path / "model") == before
-    tokenizer.copy(tmp_path / "model", tmp_path / "copied")
+    tokenizer.copy_files(tmp_path / "model", tmp_path / "copied")
     assert sorted(f.name for f in (tmp_path / "copied").iterdir()) == sorted(f.name for f in trained.iterdir())
 
 
 def test_folder_without_a_tokenizer(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"contains no tokenizer") as caught:
-        tokenizer.files(tmp_path)
+        tokenizer.list_files(tmp_path)
     assert "hf download" in caught.value.hint
 
 
@@ -82,7 +82,7 @@ def test_encodes_like_sentencepiece(tmp_path: Path):
     loaded = tokenizer.load(tmp_path / "x.model", tmp_path / "backend")
     real = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "x.model"))
     assert (loaded.vocab, loaded.eod) == (real.get_piece_size(), real.eos_id())
-    assert tokenizer.encoder(loaded)(["def test", ""]) == [real.encode("def test"), []]
+    assert tokenizer.load_encoder(loaded)(["def test", ""]) == [real.encode("def test"), []]
 
 
 @pytest.mark.nemo
@@ -96,14 +96,14 @@ def test_transformers_and_nemo_agree(built: Path, nemo: None):
         Transformers.from_pretrained(folder.tokenizer_name),
     )
     assert (theirs.vocab_size, theirs.eod, theirs.pad_id) == (folder.vocab, 0, 1)
-    ids = tokenizer.encoder(tokenizer.load(built / "tokenizer"))(["abc  def\n☃"])[0]
+    ids = tokenizer.load_encoder(tokenizer.load(built / "tokenizer"))(["abc  def\n☃"])[0]
     assert theirs.text_to_ids("abc  def\n☃") == ids == hf("abc  def\n☃")["input_ids"]
 
 
 @pytest.mark.nemo
 def test_converts_folder_that_needs_transformers(trained: Path, tmp_path: Path, nemo: None):
     """A GPT-2 folder needs transformers, and is converted to a plain tokenizer.json for the workers."""
-    tokenizer.copy(trained, tmp_path / "t")
+    tokenizer.copy_files(trained, tmp_path / "t")
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": tokenizer.EOD, "unk_token": tokenizer.EOD}
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": tokenizer.EOD}))
     loaded = tokenizer.load(tmp_path / "t", tmp_path / "backend.json")
@@ -113,11 +113,15 @@ def test_converts_folder_that_needs_transformers(trained: Path, tmp_path: Path, 
     )  # fmt: skip
     slow = tokenizer.Tokenizer("transformers", str(tmp_path / "t"), plain.vocab, 0)
     texts = ["the cat sat <|endoftext|>", "", "\n ☃"]
-    assert tokenizer.encoder(loaded)(texts) == tokenizer.encoder(plain)(texts) == tokenizer.encoder(slow)(texts)
+    assert (
+        tokenizer.load_encoder(loaded)(texts)
+        == tokenizer.load_encoder(plain)(texts)
+        == tokenizer.load_encoder(slow)(texts)
+    )
 
 
 @pytest.mark.nemo
 def test_reports_folder_that_transformers_cannot_load(tmp_path: Path, nemo: None):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=f"no tokenizer can be loaded from {tmp_path}"):
+    with pytest.raises(UserError, match=f"cannot load a tokenizer from {tmp_path}"):
         tokenizer.load(tmp_path)

@@ -38,7 +38,7 @@ def test_samples_know_their_global_batch(tmp_path):
         {"input_ids": [8, 9], "loss_mask": [1, 0], "seq_start_id": [0]},
     ]
     np.save(tmp_path / "packed.npy", np.array(rows, dtype=object), allow_pickle=True)
-    assert [number for number, _ in evaluate.samples(tmp_path / "packed.npy", 2)] == [0, 0, 0, 1]
+    assert [number for number, _ in evaluate.iterate_samples(tmp_path / "packed.npy", 2)] == [0, 0, 0, 1]
 
 
 def test_nan_loss_does_not_agree():

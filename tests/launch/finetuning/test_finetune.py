@@ -211,7 +211,9 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
         time.sleep(0.5)
         kept = tmp_path / "bases" / out / conversion.KEPT
         kept.mkdir(parents=True)
-        (kept / conversion.RECORD).write_text(json.dumps({"notes": [] if forward_check else [conversion.UNCHECKED]}))
+        (kept / conversion.RECORD).write_text(
+            json.dumps({"notes": [] if forward_check else [conversion.UNCHECKED_NOTE]})
+        )
 
     monkeypatch.setattr("superpod.launch.subprocess_call.call", slowly)
     arguments = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", notes.append)

@@ -89,7 +89,7 @@ def batched(packed: bool, options: str = "") -> dict[str, Any]:
         data_and_weights.set_data(partial, Path(folder), sizes, Path(folder), 8, packed=packed)
         file, metadata = Path(folder, data_and_weights.TRAIN), Path(folder, data_and_weights.METADATA)
         bins = packing.pack(samples, sizes.size, sizes.multiple, 0) if packed else [[sample] for sample in samples]
-        packing.write(bins, file, multiple=sizes.multiple, filler=2)
+        packing.write_bins(bins, file, multiple=sizes.multiple, filler=2)
         packing.write_metadata([bins], metadata)
         dataset = create_sft_dataset(
             file,

@@ -197,11 +197,11 @@ def test_refuses_fp8_folder_before_import(tmp_path):
     config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="FP8, with a quantization_config") as refused:
-        conversion.family(tmp_path)
+        conversion.check_folder(tmp_path)
     assert "fp8_cast_bf16" in refused.value.hint
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
     with pytest.raises(UserError, match="contains no weights"):
-        conversion.family(tmp_path)
+        conversion.check_folder(tmp_path)
 
 
 def test_option_has_a_warning():

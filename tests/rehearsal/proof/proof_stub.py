@@ -18,7 +18,7 @@ def rotating(count, *, encoders=True, changed=0):
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     recipes = [r for r in registry.recipes().values() if encoders or r.model.family != "encoders"]
     recipes.sort(key=lambda r: hashlib.sha256(f"{head.stdout}{r.name}".encode()).digest())
-    known = {digests.facts for digests in proof_level.size_digests(proof_level.read())}
+    known = {digests.facts for digests in proof_level.list_digests(proof_level.read())}
     stale = [r for r in recipes if not r.model.broken and any(proof_level.facts(r, n) not in known for n in r.nodes)]
     return list(dict.fromkeys([*stale[:changed], *recipes[:count]]))
 

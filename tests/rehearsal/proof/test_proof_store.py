@@ -21,10 +21,10 @@ def file(tmp_path, monkeypatch):
     monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
     monkeypatch.setattr(proof_level, "TESTED_ON_GPU", tmp_path / "tested_on_gpu.json")
     for remembering in (
-        proof_level._proofs,
-        proof_level._broken_reasons,
-        proof_level._built_digests,
-        proof_level._tested_sizes,
+        proof_level._read_proofs,
+        proof_level._read_broken_sizes,
+        proof_level._read_built_digests,
+        proof_level._read_tested_sizes,
     ):
         monkeypatch.setattr(proof_level, remembering.__name__, remembering.__wrapped__)
     return tmp_path / "proven.json"
@@ -66,7 +66,7 @@ def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
 def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the_same(file):
     recipes = of("llama32_1b")
     proof_store.write_results(proof_of(recipes), recipes)
-    count = len(proof_level.size_digests(proof_level.read()))
+    count = len(proof_level.list_digests(proof_level.read()))
     assert count == sum(len(recipe.nodes) for recipe in recipes)
     same = proof_store.write_results(proof_of(recipes, built="-"), recipes)
     assert (same.proven + same.earlier, same.changed) == (count, 0)

@@ -142,7 +142,7 @@ def test_a_step_time_that_no_step_takes_costs_its_line_and_is_counted(bad, tmp_p
     assert [step.step for step in record.steps] == [1, 2, 4, 6, 7, 8]
     assert {step.seconds for step in record.steps} == {0.9}
     assert record.left_out.startswith("2 lines with an implausible step time (step 3, 5)")
-    assert ("left out", record.left_out) in report_text.rows(record, report_figures.compute_figures(record))
+    assert ("left out", record.left_out) in report_text.build_rows(record, report_figures.compute_figures(record))
 
 
 def test_a_log_of_such_times_only_is_refused(tmp_path):
@@ -157,7 +157,7 @@ def test_losses_that_are_no_number_stand_where_the_losses_stand(value, tmp_path)
     log = tmp_path / "a.log"
     log.write_text("".join(STEP.format(n, "900.0", value if n > 6 else "2.5E+00") for n in range(1, 9)))
     record = external_runs.read_run(log)
-    words = dict(report_text.heading(record, report_figures.compute_figures(record)))["loss"]
+    words = dict(report_text.build_heading_rows(record, report_figures.compute_figures(record)))["loss"]
     assert words == (
         "2.5000 -> 2.5000 nats/token at step 6; non-finite (nan, inf) at 2 steps: steps 7 to 8, until the end"
     )

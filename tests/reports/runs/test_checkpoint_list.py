@@ -158,11 +158,11 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint_list.remove(first)
+            checkpoint_list.remove_checkpoint(first)
     assert "marked as unfinished" in [
         problem.text for problem in checkpoint_list.list_checkpoints(tuned.path)[0].problems
     ]
-    checkpoint_list.remove(first)
+    checkpoint_list.remove_checkpoint(first)
     assert sorted(path.name for path in tuned.checkpoints.iterdir()) == [
         "step=19-val_loss=1.5000",
         "step=29-val_loss=1.7500",

@@ -84,7 +84,7 @@ def test_lines_are_thinned_and_curves_too(growing, monkeypatch):
     assert steps == sorted(steps)
     assert steps[:5] == [1, 2, 3, 4, 5]
     assert steps[-50:] == [*range(951, 1001)]
-    points = followed_run.curve(file.lines, "loss", max_points=20)
+    points = followed_run.extract_curve(file.lines, "loss", max_points=20)
     assert len(points) <= 21
     assert points[-1] == (1000, file.lines[-1]["loss"])
     assert [x for x, _ in points] == sorted({x for x, _ in points})
@@ -95,7 +95,7 @@ def test_a_step_that_a_resumed_run_repeats_counts_as_written_last(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.refresh()
-    assert followed_run.curve(file.lines, "loss") == [(1, 5.0), (2, 3.0)]
+    assert followed_run.extract_curve(file.lines, "loss") == [(1, 5.0), (2, 3.0)]
 
 
 def test_the_slowest_and_the_silent_ranks_are_named(growing):

@@ -77,7 +77,7 @@ def test_a_doubt_alone_is_taken_and_said(run):
     assert decided.checkpoint == folder
     assert "(step=49-consumed_samples=400.0, unverified: __0_0.distcp, __1_0.distcp (2 of 2 files)" in decided.message
     assert result["resume"]["verified"] is False
-    assert attempts.resume_notes(run.attempts[-1]) == [decided.message], "history and status say so"
+    assert attempts.list_resume_notes(run.attempts[-1]) == [decided.message], "history and status say so"
 
 
 def test_the_common_state_of_another_step_is_not_trained_on(run):

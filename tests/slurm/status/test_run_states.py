@@ -12,7 +12,7 @@ import pytest
 
 from superpod.common.json_files import append_line, write_json
 from superpod.reports.runs import run_list
-from superpod.reports.runs.logs import Reader
+from superpod.reports.runs.logs import LogReader
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs import owner, run_state
 from superpod.slurm.status import mirror, run_views
@@ -199,7 +199,7 @@ def test_logs_of_ended_attempts_are_read_once(tmp_path):
     run = submitted(tmp_path / "runs")
     for name in ("1", "2"):
         with_attempt(run, name, "failed" if name == "1" else "running")
-    reader = Reader(run)
+    reader = LogReader(run)
     assert len(list(reader.read_new())) == 2
     assert reader.files == 2
     assert list(reader.read_new()) == []

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from superpod.common.json_files import append_line
-from superpod.reports.runs.logs import Reader
+from superpod.reports.runs.logs import LogReader
 from superpod.runtime.attempts import guard
 from superpod.runtime.checkpoints import checkpoint_files, manifest
 from superpod.runtime.health.bandwidth import rounds
@@ -151,7 +151,7 @@ def test_log_lines_are_ordered_and_unique(run):
     (first.path / "logs" / "0.0.log").write_text("one\ntwo\n")
     (first.path / "logs" / "1.1.log").write_text("other\n")
     (second.path / "logs" / "0.0.log").write_text("three\nhal")
-    reader = Reader(run)
+    reader = LogReader(run)
     assert list(reader.read_new()) == [
         "[001 node 0 rank 0] one",
         "[001 node 0 rank 0] two",
@@ -160,10 +160,10 @@ def test_log_lines_are_ordered_and_unique(run):
     (second.path / "logs" / "0.0.log").write_text("three\nhalf\n")
     assert list(reader.read_new()) == ["[002 node 0 rank 0] half"]
     assert list(reader.read_new()) == []
-    of_node_1 = [line for line in Reader(run, all_ranks=True).read_new() if "node 1" in line]
+    of_node_1 = [line for line in LogReader(run, all_ranks=True).read_new() if "node 1" in line]
     assert of_node_1 == ["[001 node 1 rank 1] other"]
-    assert list(Reader(run, attempt="1", rank=1).read_new()) == ["[001 node 1 rank 1] other"]
-    assert list(Reader(run, attempt="1", tail=1).read_new()) == ["[001 node 0 rank 0] two"]
+    assert list(LogReader(run, attempt="1", rank=1).read_new()) == ["[001 node 1 rank 1] other"]
+    assert list(LogReader(run, attempt="1", tail=1).read_new()) == ["[001 node 0 rank 0] two"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])

@@ -50,10 +50,10 @@ def matched(monkeypatch):
 
     def match(cls=Ours, length=8, model="M", extra=None, ours=None, **fields):
         monkeypatch.setattr(conversion, "check_folder", lambda folder: nemo_class.NemoClass(model, "C", {}))
-        monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Theirs)
+        monkeypatch.setattr(nemo_config, "get_model_class", lambda nearest: Theirs)
         source = Fields(**fields)
         vars(source).update(extra or {})
-        monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: source if dtype == "bf16" else None)
+        monkeypatch.setattr(nemo_config, "build_config", lambda nearest, dtype: source if dtype == "bf16" else None)
         partial: Any = SimpleNamespace(
             model=SimpleNamespace(cls=cls, config=SimpleNamespace(**ours or {})),
             data=SimpleNamespace(seq_length=length),

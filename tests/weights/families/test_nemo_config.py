@@ -27,7 +27,7 @@ def config(**fields) -> Any:
     return SimpleNamespace(**base | fields)
 
 
-ALL = nemo_config.SHAPE + nemo_config.NUMBERS
+ALL = nemo_config.SHAPE_FIELDS + nemo_config.VALUE_FIELDS
 
 
 def differ(right, other):
@@ -84,9 +84,9 @@ def test_a_difference_has_both_values():
 
 def test_gemma2s_class_has_its_windows_in_even_layers_unless_told():
     gemma = config(window_size=[7, 0], attn_logit_softcapping=50.0)
-    assert nemo_config.windowed_layers(gemma) == [False, True, False, True]
-    assert nemo_config.windowed_layers(config(window_size=[7, 0])) == [True] * 4
-    assert nemo_config.windowed_layers(config()) == [False] * 4
+    assert nemo_config.list_windowed_layers(gemma) == [False, True, False, True]
+    assert nemo_config.list_windowed_layers(config(window_size=[7, 0])) == [True] * 4
+    assert nemo_config.list_windowed_layers(config()) == [False] * 4
 
 
 @pytest.mark.parametrize(
@@ -131,19 +131,19 @@ def model_of(**fields) -> Any:
 
 @pytest.fixture
 def one_class(monkeypatch):
-    monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Model)
+    monkeypatch.setattr(nemo_config, "get_model_class", lambda nearest: Model)
 
 
 @pytest.mark.parametrize(("dtype", "bf16", "fp16"), [("bfloat16", True, False), ("float16", False, True),
                                                      ("float32", False, False)])  # fmt: skip
 def test_a_configuration_is_built_in_one_number_format(one_class, dtype, bf16, fp16):
-    made = nemo_config.build(NemoClass("Model", "Fields", {"num_layers": 3}), getattr(torch, dtype))
+    made = nemo_config.build_config(NemoClass("Model", "Fields", {"num_layers": 3}), getattr(torch, dtype))
     assert (made.num_layers, made.params_dtype, made.bf16, made.fp16) == (3, getattr(torch, dtype), bf16, fp16)
 
 
 def test_a_field_that_the_class_does_not_have_is_an_error(one_class):
     with pytest.raises(AttributeError, match="Fields has no field rope_scale"):
-        nemo_config.build(NemoClass("Model", "Fields", {"rope_scale": 3}), torch.float32)
+        nemo_config.build_config(NemoClass("Model", "Fields", {"rope_scale": 3}), torch.float32)
 
 
 def test_a_model_must_match_its_configuration(one_class):
@@ -202,7 +202,7 @@ def test_rows_of_the_embedding_are_counted_where_the_configuration_does_not_say(
     model = CLASSES["LlamaModel"](SimpleNamespace(**{**OWN, "multi_latent_attention": False, **held,
                                                      "vocab_size": None}))  # fmt: skip
     monkeypatch.setattr(
-        export_config.load, "base_state_dict", lambda m: {"embedding.word_embeddings.weight": torch.empty(384, 8)}
+        export_config.load, "get_base_state_dict", lambda m: {"embedding.word_embeddings.weight": torch.empty(384, 8)}
     )
     assert export_config.build_hf_config(model, object()).vocab_size == 384
 
@@ -214,13 +214,13 @@ def test_a_class_without_an_architecture_is_refused():
 
 def test_gemma2_without_a_list_has_nemos_own_places():
     held = config(window_size=[7, 0], window_attn_skip_freq=None, num_layers=3)
-    assert export_config._windows_keys(held, "gemma2")["layer_types"] == [
+    assert export_config._build_window_keys(held, "gemma2")["layer_types"] == [
         "full_attention", "sliding_attention", "full_attention",
     ]  # fmt: skip
 
 
 def test_a_gemma3_without_a_scale_has_that_of_its_heads():
-    assert export_config._gemma_keys(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
+    assert export_config._build_gemma_keys(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
         "query_pre_attn_scalar": 256
     }
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from superpod.data.samples.samples import SKIPPED, Reading
+from superpod.data.samples.samples import SKIPPED_FILE, ReadOptions
 from superpod.errors import UserError
 from superpod.weights.finetuning import packed_data
 from superpod.weights.finetuning.packed_data import DataOptions
@@ -35,9 +35,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def sizes():
-    from superpod.weights.finetuning.data_and_weights import Sizes
+    from superpod.weights.finetuning.data_and_weights import PackingSizes
 
-    return Sizes(longest=64, size=128, batch=2, multiple=1, aligned=16)
+    return PackingSizes(longest=64, size=128, batch=2, multiple=1, aligned=16)
 
 
 def packed(options, sizes, folder, out):
@@ -46,8 +46,8 @@ def packed(options, sizes, folder, out):
     from superpod.weights.finetuning.data_and_weights import TRAIN, VALIDATION
 
     packed_data.check_data(options)
-    kept = packed_data.tokenizer_folder(options, folder / "model", out)
-    tokenizer = chat.load(str(kept))
+    kept = packed_data.prepare_tokenizer_folder(options, folder / "model", out)
+    tokenizer = chat.load_tokenizer(str(kept))
     counts = packed_data.pack(options, sizes, tokenizer, out)
     texts = []
     for name in (TRAIN, VALIDATION):
@@ -105,15 +105,15 @@ def test_uses_validation_split_of_a_dataset(folder, sizes, tmp_path):
 def test_stores_bad_lines_with_packed_samples(folder, sizes, tmp_path):
     lines = (folder / "left.jsonl").read_text()
     (tmp_path / "a.jsonl").write_text(lines + "\n{}\n" + '{"question": "a", "answer": 3}')
-    options = DataOptions((str(tmp_path / "a.jsonl"),), reading=Reading(skip=True))
+    options = DataOptions((str(tmp_path / "a.jsonl"),), reading=ReadOptions(skip=True))
     counts, _, _ = packed(options, sizes, folder, tmp_path / "out")
-    kept = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
+    kept = [json.loads(line) for line in (tmp_path / "out" / SKIPPED_FILE).read_text().splitlines()]
     assert [(row["line"], row["text"]) for row in kept] == [(41, "{}"), (42, '{"question": "a", "answer": 3}')]
     printed = "\n".join(packed_data.format_counts(counts))
     assert "skipped 2 bad lines (1 x has the keys none, 1 x answer is a number, not a string), copied to " in printed
-    assert str(tmp_path / "out" / SKIPPED) in printed
+    assert str(tmp_path / "out" / SKIPPED_FILE) in printed
     with pytest.raises(UserError, match=r"a.jsonl:41: has the keys none"):
-        packed_data.check_data(replace(options, reading=Reading()))
+        packed_data.check_data(replace(options, reading=ReadOptions()))
 
 
 REFUSES = "{% for m in messages %}{% if '7' in m.content %}{{ raise_exception('no sevens') }}{% endif %}{{ m.role }} {{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"  # noqa: E501
@@ -131,7 +131,7 @@ def test_user_template(folder, sizes, tmp_path):
     (tmp_path / "t.jinja").write_text(REFUSES)
     with pytest.raises(UserError, match=r"left.jsonl:8: the chat template rejects it: no sevens"):
         packed(options, sizes, folder, tmp_path / "refused")
-    skipping = replace(options, reading=Reading(skip=True, max_bad_share=0.2))
+    skipping = replace(options, reading=ReadOptions(skip=True, max_bad_share=0.2))
     counts, _, _ = packed(skipping, sizes, folder, tmp_path / "skipped")
     assert (counts["read"][0]["samples"], counts["read"][0]["skipped"]) == (36, 4)
 

@@ -65,17 +65,19 @@ def recipe(*, cp=1, tp=1, callbacks=(), graphs=False, steps=100, every=30) -> An
     ],
 )
 def test_sizes_follow_from_micro_batch_and_layout(cp, tp, packed, sizes):
-    assert setup.compute_sizes(recipe(cp=cp, tp=tp), packed) == setup.Sizes(*sizes)
+    assert setup.compute_sizes(recipe(cp=cp, tp=tp), packed) == setup.PackingSizes(*sizes)
 
 
 def test_the_weights_are_those_of_the_base(tmp_path):
     partial = recipe()
-    setup.set_weights(partial, tmp_path)
+    setup.set_initial_weights(partial, tmp_path)
     assert vars(partial.resume.restore_config) == {"cls": "RestoreConfig", "path": str(tmp_path)}
 
 
 def given(partial, folder, *, validation=130, packed=True):
-    setup.set_data(partial, folder, setup.Sizes(2048, 4096, 64, 4, 32), folder / "tok", validation, packed=packed)
+    setup.set_data(
+        partial, folder, setup.PackingSizes(2048, 4096, 64, 4, 32), folder / "tok", validation, packed=packed
+    )
     return partial.data
 
 

@@ -73,12 +73,12 @@ def model(monkeypatch):
 
 
 def test_samples_are_cut_apart_and_those_that_teach_nothing_left_out(packed):
-    listed = [(batch, list(s.ids), list(s.learnt)) for batch, s in evaluate.samples(packed, 2)]
+    listed = [(batch, list(s.ids), list(s.loss_mask)) for batch, s in evaluate.iterate_samples(packed, 2)]
     assert listed == [(0, [0, 1, 2, 0], [0, 1, 1]), (0, [3, 4], [1]), (1, [3, 4], [1])]
 
 
 def test_the_loss_is_the_mean_over_learnt_tokens(packed, model):
-    out = evaluate.measure(packed.parent, packed, 2)
+    out = evaluate.evaluate_model(packed.parent, packed, 2)
     # 1 -> 2 likely, 2 -> 0 not, 3 -> 4 likely; in the second batch 3 -> 4
     assert out.loss == pytest.approx((3 * LIKELY + UNLIKELY) / 4, rel=1e-5)
     assert out.least == pytest.approx(LIKELY, rel=1e-5)
@@ -87,7 +87,7 @@ def test_the_loss_is_the_mean_over_learnt_tokens(packed, model):
 
 
 def test_answers_begin_where_the_learnt_tokens_do(packed, model):
-    [first, second] = evaluate.measure(packed.parent, packed, 2, answers=2).answers
+    [first, second] = evaluate.evaluate_model(packed.parent, packed, 2, answers=2).answers
     assert first == evaluate.Answer("01", "2", "20")
     assert second == evaluate.Answer("3", "2", "")
     assert model.asked == [([[0, 1]], 10, False, END), ([[3]], 9, False, END)]
@@ -95,14 +95,14 @@ def test_answers_begin_where_the_learnt_tokens_do(packed, model):
 
 def test_a_long_answer_is_cut(packed, model, monkeypatch):
     monkeypatch.setattr(evaluate, "MAX_NEW_TOKENS", 9)
-    evaluate.measure(packed.parent, packed, 2, answers=1)
+    evaluate.evaluate_model(packed.parent, packed, 2, answers=1)
     assert model.asked[0][1] == 9
 
 
 @pytest.mark.parametrize(("parameters", "count"), [(2_000_000_000, 2), (2_000_000_001, 0)])
 def test_large_models_answer_nothing_on_cpus(packed, model, parameters, count):
     model.parameters_said = parameters
-    assert len(evaluate.measure(packed.parent, packed, 2, answers=2).answers) == count
+    assert len(evaluate.evaluate_model(packed.parent, packed, 2, answers=2).answers) == count
 
 
 def test_a_file_without_anything_to_learn_is_refused(tmp_path, model):
@@ -110,7 +110,7 @@ def test_a_file_without_anything_to_learn_is_refused(tmp_path, model):
     rows[:] = [sequence(FILLING)]
     np.save(tmp_path / "packed.npy", rows, allow_pickle=True)
     with pytest.raises(ValueError, match="no token in the loss"):
-        evaluate.measure(tmp_path, tmp_path / "packed.npy", 1)
+        evaluate.evaluate_model(tmp_path, tmp_path / "packed.npy", 1)
 
 
 def test_the_command_writes_json(packed, model):

@@ -68,7 +68,7 @@ UNLIKELY = math.log(math.exp(2) + 4)
 
 
 def test_a_token_is_judged_by_those_before_it():
-    assert generate.token_losses(Counting(), [0, 1, 3]) == pytest.approx([LIKELY, UNLIKELY])
+    assert generate.compute_token_losses(Counting(), [0, 1, 3]) == pytest.approx([LIKELY, UNLIKELY])
 
 
 def test_only_what_is_learnt_counts_each_token_alike(tmp_path):

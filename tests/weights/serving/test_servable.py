@@ -13,7 +13,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def test_a_whole_folder_is_servable(whole):
-    verdict = servable.check(whole)
+    verdict = servable.check_model(whole)
     assert verdict.problems == ()
     assert [name.partition(" ")[0] for name in verdict.servers] == ["vLLM", "TensorRT-LLM"]
     assert verdict.line.startswith("servable by vLLM")
@@ -40,7 +40,7 @@ FAULTS = {
 )
 def test_what_keeps_a_server_from_loading_is_named(folder, fault, says):
     rewritten(folder, FAULTS[fault])
-    [problem] = servable.check(folder).problems
+    [problem] = servable.check_model(folder).problems
     assert problem.endswith(says) if fault != "format" else problem == says
 
 
@@ -50,9 +50,9 @@ def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
         folder, lambda t: {name: t[name].float() if name == norm else t[name] for name in t if "lm_head" not in name}
     )
     changed(folder, tie_word_embeddings=True)
-    assert servable.check(folder).problems == ()
+    assert servable.check_model(folder).problems == ()
     changed(folder, tie_word_embeddings=False)
-    assert servable.check(folder).problems == ("missing tensors: lm_head.weight",)
+    assert servable.check_model(folder).problems == ("missing tensors: lm_head.weight",)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
 )
 def test_a_configuration_that_does_not_fit_is_named(folder, keys, says):
     changed(folder, **{"eos_token_id": 0, **keys})
-    problems = servable.check(folder).problems
+    problems = servable.check_model(folder).problems
     assert says in "; ".join(problems)
     assert bool(problems) == bool(says)
 
@@ -79,20 +79,20 @@ def test_a_configuration_that_does_not_fit_is_named(folder, keys, says):
 def test_no_tokenizer_is_named_and_so_is_a_broken_one(folder):
     changed(folder, eos_token_id=0)
     (folder / "tokenizer.json").write_text("{")
-    assert servable.check(folder).problems[0].startswith("the tokenizer cannot be loaded")
+    assert servable.check_model(folder).problems[0].startswith("the tokenizer cannot be loaded")
     (folder / "tokenizer.json").unlink()
-    assert servable.check(folder).problems[0].startswith("no tokenizer: none of tokenizer.json")
+    assert servable.check_model(folder).problems[0].startswith("no tokenizer: none of tokenizer.json")
 
 
 def test_an_architecture_that_no_list_has_is_said(folder):
     changed(folder, architectures=["NoSuchForCausalLM"], eos_token_id=0)
     (folder / "generation_config.json").unlink()
-    line = servable.check(folder).line
+    line = servable.check_model(folder).line
     assert line.startswith("no listed server supports this model")
     assert "vLLM does not list NoSuchForCausalLM" in line
     assert "no generation_config.json" in line
     (folder / "config.json").write_text("{")
-    assert servable.check(folder).problems[0].startswith("config.json cannot be read")
+    assert servable.check_model(folder).problems[0].startswith("config.json cannot be read")
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])

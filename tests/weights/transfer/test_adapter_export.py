@@ -74,8 +74,8 @@ def test_what_peft_cannot_say_is_refused_by_name(answer):
 
 def test_target_modules_are_last_names_only_where_all_of_that_name_are_adapted():
     linears = ["a.0.q_proj", "a.1.q_proj", "a.0.o_proj", "a.1.o_proj", "head"]
-    assert adapter_export.target_modules(["a.0.q_proj", "a.1.q_proj"], linears) == ["q_proj"]
-    assert adapter_export.target_modules(["a.1.q_proj"], linears) == ["a.1.q_proj"]
+    assert adapter_export.choose_target_modules(["a.0.q_proj", "a.1.q_proj"], linears) == ["q_proj"]
+    assert adapter_export.choose_target_modules(["a.1.q_proj"], linears) == ["a.1.q_proj"]
 
 
 def test_the_adapter_of_a_whole_model_is_refused_without_nemo(tmp_path):

@@ -73,7 +73,7 @@ def test_what_is_no_model_is_refused(files, says, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=says):
-        conversion.family(tmp_path)
+        conversion.check_folder(tmp_path)
 
 
 NINE_BYTES = (
@@ -92,17 +92,17 @@ NINE_BYTES = (
 )
 def test_what_is_broken_is_refused_before_nemo_is_called(file, data, says, tmp_path):
     (tiny.hollow(tmp_path) / "model.safetensors").write_bytes(NINE_BYTES)
-    assert conversion.family(tmp_path) == "LlamaModel"
+    assert conversion.check_folder(tmp_path).model == "LlamaModel"
     (tmp_path / file).unlink() if data is None else (tmp_path / file).write_bytes(data)
     with pytest.raises(UserError, match=says):
-        conversion.family(tmp_path)
+        conversion.check_folder(tmp_path)
 
 
 def test_whole_weights_beside_an_adapter_are_refused(tmp_path):
     """transformers would load the base that adapter_config.json names."""
     (tiny.hollow(tmp_path) / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
     with pytest.raises(UserError, match=r"a model and adapter_config\.json"):
-        conversion.family(tmp_path)
+        conversion.check_folder(tmp_path)
 
 
 def test_the_slower_of_two_conversions_to_one_folder_says_so(tmp_path):

@@ -59,7 +59,7 @@ def test_a_group_has_its_queries_then_its_key_then_its_value():
     import torch
 
     source, core = drawn(ATTENTION), model(CORE)
-    convert_tensors.to_megatron(source, core, CONFIG, "qwen2")
+    convert_tensors.load_into_megatron(source, core, CONFIG, "qwen2")
     whole = dict(core.named_parameters())[QKV].reshape(GROUPS, HEADS // GROUPS + 2, CHANNELS, HIDDEN)
     second_key = source["model.layers.0.self_attn.k_proj.weight"][CHANNELS:]
     assert torch.equal(whole[1, 2], second_key)
@@ -69,15 +69,15 @@ def test_a_group_has_its_queries_then_its_key_then_its_value():
 def test_tensors_that_have_no_place_are_named():
     extra = {**ATTENTION, "model.layers.0.self_attn.o_proj.bias": (HIDDEN,)}
     with pytest.raises(UserError, match=r"no counterpart for model.layers.0.self_attn.o_proj.bias"):
-        convert_tensors.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
+        convert_tensors.load_into_megatron(drawn(extra), model(CORE), CONFIG, "llama")
 
 
 def test_tensors_that_nothing_sets_are_named():
     less = {name: shape for name, shape in ATTENTION.items() if "k_proj" not in name}
     with pytest.raises(UserError, match=r"has no model.layers.0.self_attn.k_proj.weight"):
-        convert_tensors.to_megatron(drawn(less), model(CORE), CONFIG, "llama")
+        convert_tensors.load_into_megatron(drawn(less), model(CORE), CONFIG, "llama")
     with pytest.raises(UserError, match=r"llama has no counterpart for decoder.layers.0.self_attention.gate"):
-        convert_tensors.to_megatron(
+        convert_tensors.load_into_megatron(
             drawn(ATTENTION), model({**CORE, f"{LAYER}self_attention.gate": (1,)}), CONFIG, "llama"
         )
 
@@ -114,13 +114,13 @@ def test_experts_of_every_layout_go_there_and_back(kind, layout):
         for name in LAYOUTS[layout]
     }
     state = drawn(shapes)
-    table = mapping.rules(state, CONFIG, kind)
+    table = mapping.build_rules(state, CONFIG, kind)
     made = {}
     for name, rule in table.items():
         made |= dict(zip(rule.pieces, rule.split(state[name]), strict=True))
     for name, rule in table.items():
         assert torch.equal(rule.join([made[piece] for piece in rule.pieces]), state[name])
-    first = mapping.rules([f"{EXPERT}local_experts.1.linear_fc1.weight"], CONFIG, kind).popitem()[1]
+    first = mapping.build_rules([f"{EXPERT}local_experts.1.linear_fc1.weight"], CONFIG, kind).popitem()[1]
     of_second = first.join([made[piece] for piece in first.pieces])  # [2 FFN, HIDDEN], whatever the layout
     if layout == "Megatron's grouped":  # megatron/core/transformer/moe/experts.py, GroupedMLP.forward
         assert torch.equal(of_second, state[f"{EXPERT}weight1"].view(EXPERTS, HIDDEN, -1)[1].t())
@@ -130,7 +130,7 @@ def test_an_expert_that_is_left_over_is_named():
     names = {f"{EXPERT}local_experts.{e}.linear_fc1.weight": (2 * FFN, HIDDEN) for e in range(EXPERTS - 1)}
     source = {"model.layers.0.mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * FFN)}
     with pytest.raises(UserError, match=r"no counterpart for model.layers.0.mlp.experts.gate_up_proj\[2\]"):
-        convert_tensors.to_megatron(drawn(source), model(names), CONFIG, "gpt_oss")
+        convert_tensors.load_into_megatron(drawn(source), model(names), CONFIG, "gpt_oss")
 
 
 def nan(shapes, name):
@@ -142,7 +142,7 @@ def nan(shapes, name):
 def test_numbers_that_are_none_go_nowhere():
     key = "model.layers.0.self_attn.k_proj.weight"
     with pytest.raises(UserError, match="contains NaN or infinity"):
-        convert_tensors.to_megatron(nan(ATTENTION, key), model(CORE), CONFIG, "llama")
+        convert_tensors.load_into_megatron(nan(ATTENTION, key), model(CORE), CONFIG, "llama")
     expected = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match="contains NaN or infinity"):
         convert_tensors.from_megatron(nan(CORE, QKV), CONFIG, "llama", expected, is_tied=False)
@@ -154,7 +154,7 @@ def test_another_shape_is_named_with_both():
         UserError,
         match=r"embed_tokens.weight \[12, 10\] is converted to shape \[12, 10\], but NeMo's .* has shape \[11, 10\]",
     ):
-        convert_tensors.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
+        convert_tensors.load_into_megatron(drawn(wide), model(CORE), CONFIG, "llama")
     expected = drawn({**wide, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match=r"would be \[11, 10\], but in the Hugging Face model it is \[12, 10\]"):
         convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", expected, is_tied=False)
@@ -175,9 +175,9 @@ def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
         convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), is_tied=False)
     both = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     tied = SimpleNamespace(**{**vars(CONFIG), "share_embeddings_and_output_weights": True})
-    convert_tensors.to_megatron(both, model(CORE), tied, "llama")
+    convert_tensors.load_into_megatron(both, model(CORE), tied, "llama")
     with pytest.raises(UserError, match=r"no counterpart for lm_head.weight"):
-        convert_tensors.to_megatron(both, model(CORE), CONFIG, "llama")
+        convert_tensors.load_into_megatron(both, model(CORE), CONFIG, "llama")
     head = convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", both, is_tied=False)["lm_head.weight"]
     assert torch.equal(head, drawn(CORE)[EMBEDDING])
 
@@ -189,7 +189,7 @@ def test_parameters_keep_their_marks_and_their_number_format():
     matrix: Any = core.get_parameter(QKV)
     matrix.data, matrix.tensor_model_parallel = matrix.data.to(torch.bfloat16), True
     matrix.requires_grad = False
-    convert_tensors.to_megatron(drawn(ATTENTION), core, CONFIG, "llama")
+    convert_tensors.load_into_megatron(drawn(ATTENTION), core, CONFIG, "llama")
     new: Any = core.get_parameter(QKV)
     assert (new.dtype, new.tensor_model_parallel, new.requires_grad) == (torch.bfloat16, True, False)
     assert core.get_parameter(EMBEDDING).requires_grad
@@ -209,7 +209,7 @@ def test_saved_buffers_go_along_and_others_do_not():
     source = drawn({f"{gate}weight": (EXPERTS, HIDDEN), f"{gate}e_score_correction_bias": (EXPERTS,)})
     small = model({f"{LAYER}mlp.router.weight": (EXPERTS, HIDDEN)})
     small.get_submodule(f"{LAYER}mlp.router").register_buffer("expert_bias", torch.zeros(EXPERTS))
-    convert_tensors.to_megatron(source, small, CONFIG, "deepseek_v3")
+    convert_tensors.load_into_megatron(source, small, CONFIG, "deepseek_v3")
     assert torch.equal(small.get_buffer(name), source[f"{gate}e_score_correction_bias"])
     assert convert_tensors.get_tensors(small).keys() == {f"{LAYER}mlp.router.weight", name}
 
@@ -237,4 +237,4 @@ def test_experts_of_one_tensor_are_stacked_in_their_order():
 def test_a_message_lists_six_names(count, says):
     extra = {**ATTENTION, **{f"n{number}": (1,) for number in range(count)}}
     with pytest.raises(UserError, match=says):
-        convert_tensors.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
+        convert_tensors.load_into_megatron(drawn(extra), model(CORE), CONFIG, "llama")

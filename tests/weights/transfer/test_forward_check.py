@@ -62,7 +62,7 @@ def nothing_to_mend(monkeypatch):
 
 def test_models_that_compute_the_same_agree():
     ours = check.run_megatron(Model(), CONFIG)
-    outcome = check.require_equal(Model(), Model(), ours, "x")
+    outcome = check.require_equal_logits(Model(), Model(), ours, "x")
     assert (outcome.tokens, outcome.difference, outcome.tolerance) == (48, 0.0, 1e-4)
     assert ours.logits.shape == (48, VOCABULARY)
     assert ours.tokens.shape == (1, 48)
@@ -80,16 +80,16 @@ def test_the_difference_is_relative_to_the_largest_logit(error, allowed):
     spoilt[5, 2] += error * scale
     spoilt = check.ForwardPass(ours.tokens, spoilt)
     if allowed:
-        assert check.require_equal(theirs, theirs, spoilt, "x").difference == pytest.approx(error, rel=0.1)
+        assert check.require_equal_logits(theirs, theirs, spoilt, "x").difference == pytest.approx(error, rel=0.1)
     else:
         with pytest.raises(UserError, match="x: NeMo and transformers compute different functions: on 48 tokens"):
-            check.require_equal(theirs, theirs, spoilt, "x")
+            check.require_equal_logits(theirs, theirs, spoilt, "x")
 
 
 def test_padding_rows_of_the_vocabulary_are_not_compared():
     ours = check.run_megatron(Model(), CONFIG)
     padded = torch.cat([ours.logits, torch.full((48, 4), 1e9)], 1)
-    assert check.require_equal(Model(), Model(), check.ForwardPass(ours.tokens, padded), "x").difference == 0
+    assert check.require_equal_logits(Model(), Model(), check.ForwardPass(ours.tokens, padded), "x").difference == 0
 
 
 def test_both_compute_in_fp32_without_gradients_and_come_back_as_they_were():
@@ -183,10 +183,10 @@ def test_rotary_frequencies_are_compared_beyond_the_pass(theirs, ours, same):
     hf, megatron = sides(theirs, ours)
     passed = check.run_megatron(megatron, CONFIG)
     if same:
-        check.require_equal(hf, megatron, passed, "x")
+        check.require_equal_logits(hf, megatron, passed, "x")
     else:
         with pytest.raises(UserError, match="x: NeMo's rotary frequencies differ"):
-            check.require_equal(hf, megatron, passed, "x")
+            check.require_equal_logits(hf, megatron, passed, "x")
 
 
 def test_those_of_windowed_layers_too():
@@ -195,7 +195,7 @@ def test_those_of_windowed_layers_too():
         hf, megatron = sides(rotary([1.0]), ours, rotary_emb_local=local)
         passed = check.run_megatron(megatron, CONFIG)
         if same:
-            check.require_equal(hf, megatron, passed, "x")
+            check.require_equal_logits(hf, megatron, passed, "x")
         else:
             with pytest.raises(UserError, match="local rotary frequencies differ"):
-                check.require_equal(hf, megatron, passed, "x")
+                check.require_equal_logits(hf, megatron, passed, "x")

@@ -43,17 +43,17 @@ def shard(path, tensors, index=None):
 
 
 def test_a_whole_folder(whole):
-    assert hf_folder.check(whole).model == "LlamaModel"
+    assert hf_folder.check_complete(whole).model == "LlamaModel"
     assert hf_folder.read_tensors(whole) == {"a.weight": hf_folder.Tensor("BF16", (2, 3))}
-    assert hf_folder.size(whole) == (whole / "model.safetensors").stat().st_size
+    assert hf_folder.count_weight_bytes(whole) == (whole / "model.safetensors").stat().st_size
 
 
 def test_shards_are_read_in_order_and_sized_together(whole):
     shard(whole, [A, B])
     assert [file.name for file in hf_folder.find_weights(whole)] == ["model-1.safetensors", "model-2.safetensors"]
     assert hf_folder.read_tensors(whole).keys() == {"a.weight", "b.weight"}
-    assert hf_folder.size(whole) == sum(file.stat().st_size for file in whole.glob("model-?.safetensors"))
-    assert hf_folder.check(whole).model == "LlamaModel"
+    assert hf_folder.count_weight_bytes(whole) == sum(file.stat().st_size for file in whole.glob("model-?.safetensors"))
+    assert hf_folder.check_complete(whole).model == "LlamaModel"
 
 
 def test_one_file_counts_before_an_index_and_safetensors_before_pytorchs(whole):
@@ -140,22 +140,22 @@ def test_a_configuration_states_its_format(config, kind):
 def test_quantized_weights_are_refused_unless_the_family_unpacks_them(whole):
     (whole / "model.safetensors").write_bytes(safetensors(A | {"b": ("F8_E4M3", [1], 1)}))
     with pytest.raises(UserError, match="b is stored as F8_E4M3, but NeMo imports only F32, BF16, F16"):
-        hf_folder.check(whole)
+        hf_folder.check_complete(whole)
     changed(whole, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"}, num_local_experts=4,
             num_attention_heads=2)  # fmt: skip
-    assert hf_folder.check(whole).model == "GPTOSSModel"
+    assert hf_folder.check_complete(whole).model == "GPTOSSModel"
 
 
 def test_missing_weights_are_said_before_keys_that_nemo_does_not_compute(whole):
     changed(whole, hidden_act="quick_gelu")
     with pytest.raises(UserError, match="quick_gelu"):
-        hf_folder.check(whole)
+        hf_folder.check_complete(whole)
     (whole / "model.safetensors").unlink()
     with pytest.raises(UserError, match="contains no weights"):
-        hf_folder.check(whole)
+        hf_folder.check_complete(whole)
     changed(whole, model_type="bert")
     with pytest.raises(UserError, match="cannot import model_type 'bert'"):
-        hf_folder.check(whole)
+        hf_folder.check_complete(whole)
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
@@ -175,7 +175,7 @@ def test_an_adapter_alone_is_refused_with_the_way_to_merge_it(whole, name):
 @pytest.mark.parametrize("name", hf_folder.TOKENIZER_FILES)
 def test_one_tokenizer_file_is_enough(whole, name):
     (whole / "tokenizer.json").rename(whole / name)
-    assert hf_folder.check(whole)
+    assert hf_folder.check_complete(whole)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_nothing_of_the_training_is_left(dtype, bf16, fp16):
         fp8="hybrid", fp8_param=True, perform_initialization=True, recompute_granularity="full",
         sequence_parallel=True, tp_comm_overlap=True, pipeline_model_parallel_layout="Et|L",
     )  # fmt: skip
-    load._disable_training_settings(config, getattr(torch, dtype))
+    load._reset_training_settings(config, getattr(torch, dtype))
     assert vars(config) == {
         "params_dtype": getattr(torch, dtype), "pipeline_dtype": getattr(torch, dtype),
         "autocast_dtype": getattr(torch, dtype), "bf16": bf16, "fp16": fp16, "fp8": None, "fp8_param": False,
@@ -117,6 +117,6 @@ def test_the_tensors_have_the_names_of_a_model_without_adapters():
     model = adapted()
     model.register_buffer("core_extra_state", torch.zeros(1))
     model.register_buffer("x_extra_state", None)
-    state = load.base_state_dict(model)
+    state = load.get_base_state_dict(model)
     assert state.keys() == {"plain.weight", "plain.bias", "linear.weight"}
     assert state["linear.weight"].tolist() == [[1, 0], [0, 1]]

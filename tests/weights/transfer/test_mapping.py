@@ -54,14 +54,14 @@ QKV = f"{ATTENTION}linear_qkv."
 )  # fmt: skip
 def test_a_layers_tensor_has_these_names(kind, local, names):
     name = f"decoder.layers.7.{local}"
-    [rule] = mapping.rules([name], CONFIG, kind).values()
+    [rule] = mapping.build_rules([name], CONFIG, kind).values()
     assert [piece.name for piece in rule.pieces] == [f"model.layers.7.{part}" for part in names]
 
 
 def test_the_tensors_outside_of_layers():
     names = {"embedding.word_embeddings.weight": "model.embed_tokens.weight", "output_layer.weight": "lm_head.weight"}
     names |= {f"decoder.final_layernorm.{what}": f"model.norm.{what}" for what in ("weight", "bias")}
-    assert {name: rule.pieces[0].name for name, rule in mapping.rules(names, CONFIG, "llama").items()} == names
+    assert {name: rule.pieces[0].name for name, rule in mapping.build_rules(names, CONFIG, "llama").items()} == names
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_tensors_outside_of_layers():
 )  # fmt: skip
 def test_a_tensor_without_a_counterpart_is_named(name):
     with pytest.raises(mapping.UnmappedError, match=name):
-        mapping.rules(["output_layer.weight", name], CONFIG, "llama")
+        mapping.build_rules(["output_layer.weight", name], CONFIG, "llama")
 
 
 def column(*rows):
@@ -86,7 +86,7 @@ def numbers(tensor):
 
 def test_queries_keys_and_values_are_interleaved_by_group():
     """Four queries in two groups: q0 q1 k0 v0, q2 q3 k1 v1 (Megatron, attention.py, get_query_key_value_tensors)."""
-    [rule] = mapping.rules([f"decoder.layers.0.{QKV}weight"], CONFIG, "llama").values()
+    [rule] = mapping.build_rules([f"decoder.layers.0.{QKV}weight"], CONFIG, "llama").values()
     parts = [column(0, 1, 2, 3), column(10, 11), column(20, 21)]
     whole = rule.join(parts)
     assert numbers(whole) == [0, 1, 10, 20, 2, 3, 11, 21]
@@ -94,28 +94,28 @@ def test_queries_keys_and_values_are_interleaved_by_group():
 
 
 def test_phi3_has_the_three_in_one_tensor_one_after_the_other():
-    [rule] = mapping.rules([f"decoder.layers.0.{QKV}weight"], CONFIG, "phi3").values()
+    [rule] = mapping.build_rules([f"decoder.layers.0.{QKV}weight"], CONFIG, "phi3").values()
     whole = rule.join([column(0, 1, 2, 3, 10, 11, 20, 21)])
     assert numbers(whole) == [0, 1, 10, 20, 2, 3, 11, 21]
     assert [numbers(part) for part in rule.split(whole)] == [[0, 1, 2, 3, 10, 11, 20, 21]]
 
 
 def test_heads_of_several_channels_stay_whole():
-    join, split = mapping.qkv(2, 1, 2)
+    join, split = mapping.build_qkv_functions(2, 1, 2)
     whole = join([column(0, 1, 2, 3), column(10, 11), column(20, 21)])
     assert numbers(whole) == [0, 1, 2, 3, 10, 11, 20, 21]
     assert [numbers(part) for part in split(whole)] == [[0, 1, 2, 3], [10, 11], [20, 21]]
 
 
 def test_a_bias_is_interleaved_as_its_matrix_is():
-    join, split = mapping.qkv(4, 2, 1)
+    join, split = mapping.build_qkv_functions(4, 2, 1)
     whole = join([torch.arange(4.0), torch.tensor([10.0, 11]), torch.tensor([20.0, 21])])
     assert numbers(whole) == [0, 1, 10, 20, 2, 3, 11, 21]
     assert numbers(split(whole)[1]) == [10, 11]
 
 
 def test_the_gate_stands_before_the_up_projection():
-    [rule] = mapping.rules(["decoder.layers.0.mlp.linear_fc1.weight"], CONFIG, "llama").values()
+    [rule] = mapping.build_rules(["decoder.layers.0.mlp.linear_fc1.weight"], CONFIG, "llama").values()
     assert numbers(rule.join([column(1, 2), column(3, 4)])) == [1, 2, 3, 4]
     assert [numbers(part) for part in rule.split(column(1, 2, 3, 4))] == [[1, 2], [3, 4]]
 
@@ -124,7 +124,7 @@ def test_gpt_oss_alternates_gate_and_up_and_transposes():
     """modeling_gpt_oss.py, GptOssExperts: gate_up[..., ::2] is the gate, [..., 1::2] the up projection."""
     prefix = "decoder.layers.0.mlp.experts.linear_fc"
     names = [f"{prefix}1.weight1", f"{prefix}1.bias1", f"{prefix}2.weight1", f"{prefix}2.bias1"]
-    weight, bias, down, down_bias = (mapping.rules([name], CONFIG, "gpt_oss")[name] for name in names)
+    weight, bias, down, down_bias = (mapping.build_rules([name], CONFIG, "gpt_oss")[name] for name in names)
     theirs = torch.tensor([[1.0, 11, 2, 12], [3, 13, 4, 14]])  # [in 2, gate and up of 2]
     ours = weight.join([theirs])
     assert ours.tolist() == [[1, 3], [2, 4], [11, 13], [12, 14]]
@@ -140,7 +140,7 @@ def test_gpt_oss_alternates_gate_and_up_and_transposes():
 def test_megatrons_grouped_experts_are_transposed_and_side_by_side():
     """experts.py, GroupedMLP: weight1 [hidden, experts x 2 ffn], weight2 [experts x ffn, hidden]."""
     prefix = "decoder.layers.0.mlp.experts."
-    first, second = mapping.rules([f"{prefix}weight1", f"{prefix}weight2"], CONFIG, "mixtral").values()
+    first, second = mapping.build_rules([f"{prefix}weight1", f"{prefix}weight2"], CONFIG, "mixtral").values()
     gates = [torch.arange(3.0).reshape(1, 3) + 10 * place for place in range(4)]  # w1 and w3 of two experts
     whole = first.join(gates)
     assert whole.shape == (3, 4)
@@ -154,4 +154,4 @@ def test_megatrons_grouped_experts_are_transposed_and_side_by_side():
 def test_only_eight_tensors_are_named():
     names = [f"decoder.layers.{layer}.gate" for layer in range(9)]
     with pytest.raises(mapping.UnmappedError, match=r"layers\.7\.gate$"):
-        mapping.rules(names, CONFIG, "llama")
+        mapping.build_rules(names, CONFIG, "llama")

@@ -74,7 +74,7 @@ def test_an_output_matrix_that_a_tied_model_would_lose_is_refused(folder, tied, 
     [("model.layers.61.x", 61), ("model.layers.x.1", -1), ("model.norm.weight", -1), ("layers.1.2", -1)],
 )
 def test_the_layer_of_a_tensor(name, layer):
-    assert transformers_model._layer_number(name) == layer
+    assert transformers_model._parse_layer_number(name) == layer
 
 
 def test_newer_keys_are_read_as_older_ones(folder):
@@ -86,11 +86,11 @@ def test_newer_keys_are_read_as_older_ones(folder):
 def test_settings_of_generation_are_the_folders_or_the_models(folder):
     model, _ = transformers_model.load_reference(folder)
     (folder / "generation_config.json").write_text('{"top_k": 7}')
-    assert transformers_model.generation_config(folder, model).top_k == 7
+    assert transformers_model.read_generation_config(folder, model).top_k == 7
     (folder / "generation_config.json").write_text("[")
-    assert transformers_model.generation_config(folder, model).eos_token_id == 0
+    assert transformers_model.read_generation_config(folder, model).eos_token_id == 0
     (folder / "generation_config.json").unlink()
-    assert transformers_model.generation_config(folder, model).eos_token_id == 0
+    assert transformers_model.read_generation_config(folder, model).eos_token_id == 0
 
 
 def test_a_model_is_filled_and_saved_as_it_was(whole, tmp_path):

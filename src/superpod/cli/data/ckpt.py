@@ -91,7 +91,7 @@ def prune(
             reason = "older" if checkpoint.is_intact else checkpoint.problems[0].text
             print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {reason}")
             if not dry_run:
-                checkpoint_list.remove(checkpoint)
+                checkpoint_list.remove_checkpoint(checkpoint)
     freed_size = units.size(sum(checkpoint.bytes for checkpoint in removable))
     verb = "would free" if dry_run else "freed"
     print(f"{verb} {freed_size}: {len(removable)} of {len(found)} checkpoints")

@@ -146,7 +146,7 @@ def _print_summary(folder: "DataFolder", as_json: bool, outcome: str, notes: Seq
     if as_json:
         import json
 
-        print(json.dumps(folder.facts(), indent=1))
+        print(json.dumps(folder.as_json(), indent=1))
         return
     from rich.table import Table
 

@@ -27,7 +27,7 @@ def perplexity(
         raise UserError(
             f"--learn must be one of {', '.join(chat.LEARN)}, not {learn}", f"for example --learn {chat.LEARN[0]}"
         )
-    samples.read(data)
+    samples.read_samples(data)
     checkpoint = choose_checkpoint(where)
     score = call_with_checkpoint("perplexity", checkpoint, data=str(data.absolute()), learn=learn)
     if as_json:

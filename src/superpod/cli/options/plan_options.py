@@ -151,8 +151,8 @@ def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
 
     request = options.size().request(options.name)
     recipe, size = find(options.name), request.size()
-    sized.check(recipe, size)
-    batch, seq = sized.requested_batch(recipe, size), size.seq or recipe.seq
+    sized.check_size(recipe, size)
+    batch, seq = sized.compute_requested_batch(recipe, size), size.seq or recipe.seq
     if size.batch_tokens and size.batch_tokens != batch * seq:
         size_options.print_note(
             f"tokens per step: {batch * seq:,} (gbs {batch:,} x seq {seq:,}), the nearest round batch size"
@@ -247,7 +247,7 @@ def _model_shape(name: str) -> ModelShape:
     from superpod.planner.models import named_model, table
 
     refuse_fp16(name)
-    absent.refuse(name)
+    absent.refuse_absent_recipe(name)
     try:
         shape = named_model.find(name)
     except UserError as unknown:

@@ -60,11 +60,11 @@ class SampleOptions:
             UserError: a weight is not a number, or validation data has weights.
         """
         from superpod.data.readers import sources
-        from superpod.data.samples.samples import Reading
+        from superpod.data.samples.samples import ReadOptions
         from superpod.launch.finetuning.finetune import Task
 
-        names, weights = sources.parse(self.data or [])
-        others, no_weights = sources.parse(self.validation_data or [])
+        names, weights = sources.parse_data_options(self.data or [])
+        others, no_weights = sources.parse_data_options(self.validation_data or [])
         if no_weights:
             raise UserError("--validation-data accepts no weights: each sample is used once", "leave out the weights")
         return Task(
@@ -76,7 +76,7 @@ class SampleOptions:
             self.long,
             self.pack,
             weights=weights,
-            reading=Reading(tuple(self.key or ()), self.skip_bad_lines, self.max_bad_share, self.system),
+            reading=ReadOptions(tuple(self.key or ()), self.skip_bad_lines, self.max_bad_share, self.system),
             template=str(self.chat_template.absolute()) if self.chat_template else "",
             learn=self.learn,
         )

@@ -89,7 +89,7 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
     layout_fields = ("trainer.", "data.micro", "data.global", "model.", "with")
     if changes_job or any(text.startswith(layout_fields) for text in overrides):
         return
-    better_text = better_layout.find(recipe)
+    better_text = better_layout.describe_better_layout(recipe)
     if better_text:
         command = options.command("check", without=("layout",), overrides=overrides)
         users = "submit" if options.hardware else "run and submit"  # run has no --hardware

@@ -58,9 +58,9 @@ def tune(
     if as_json:
         print(json.dumps(_facts(recipe, tuned_recipe), indent=1))
     else:
-        _print_table(recipe, tuned_recipe, tuning.RULES[lr_rule])
+        _print_table(recipe, tuned_recipe, tuning.LR_RULES[lr_rule])
     if write:
-        print(f"wrote {layout_file.write(recipe.model.name, tuned_recipe.job)}")
+        print(f"wrote {layout_file.write_layout(recipe.model.name, tuned_recipe.job)}")
 
 
 def _facts(recipe: Recipe, tuned: TunedRecipe) -> dict[str, object]:

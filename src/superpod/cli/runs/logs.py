@@ -12,7 +12,7 @@ from superpod.cli.options.request_options import Run
 from superpod.errors import UserError, readable
 
 if TYPE_CHECKING:
-    from superpod.reports.runs.logs import Reader
+    from superpod.reports.runs.logs import LogReader
     from superpod.runtime.runs.run_folder import RunFolder
 
 READ_S = 1.0
@@ -34,7 +34,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
     """Print the output of a run's ranks, from all nodes and attempts; exit 1 if there is none."""
-    from superpod.reports.runs.logs import Reader, has_ended
+    from superpod.reports.runs.logs import LogReader, has_ended
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.status.job_queue import POLL_S
 
@@ -42,7 +42,7 @@ def logs(
     names = [known.name for known in folder.attempts]
     if attempt and attempt.zfill(3) not in names:
         raise UserError(f"{run} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
-    reader = Reader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
+    reader = LogReader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
     printed, next_look = _print_new(reader), time.monotonic()
     while follow and not has_ended(folder):
         if time.monotonic() >= next_look:
@@ -57,7 +57,7 @@ def logs(
         raise typer.Exit(1)
 
 
-def _print_new(reader: Reader) -> int:
+def _print_new(reader: LogReader) -> int:
     """Print new lines and return their number."""
     count = 0
     for line in reader.read_new():

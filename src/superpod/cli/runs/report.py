@@ -102,9 +102,9 @@ def _refuse_missing(paths: list[Path]) -> None:
 
 def _is_run_folder(path: Path) -> bool:
     """Return whether `path` is a run folder of this project."""
-    from superpod.reports.why import is_run
+    from superpod.reports.why import is_run_folder
 
-    return is_run(path)
+    return is_run_folder(path)
 
 
 def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
@@ -147,7 +147,7 @@ def _plot(runs: list[RunFolder], path: Path) -> None:
     if not runs:
         raise UserError("--plot supports run folders only", "use --html FILE for logs of other programs")
     try:
-        plot_file = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
+        plot_file = reports.save_loss_plot(runs[0], path) if len(runs) == 1 else reports.save_runs_plot(runs, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}", "use a different folder") from error
     except ModuleNotFoundError as missing:
@@ -189,26 +189,26 @@ def _print_rows(reported: list[Reported]) -> None:
     from superpod.cli import tables
     from superpod.reports import report_text
 
-    tables.print_folded_table(report_text.TITLES, report_text.comparison_rows(reported), fold=0)
+    tables.print_folded_table(report_text.COLUMN_TITLES, report_text.build_comparison_rows(reported), fold=0)
 
 
 def _print_one(record: Record, figures: Figures) -> None:
     """Print the complete report of one run; if it is a run of this project, save loss.png in its folder."""
     from superpod.cli import tables
     from superpod.reports import report_text
-    from superpod.reports.report import rows, summary
+    from superpod.reports.report import build_rows, summary
     from superpod.runtime.runs.run_folder import RunFolder
 
     console = tables.console()
     if record.is_own:
         title = record.path.parent.name
-        pairs = rows(summary(RunFolder.open(record.path)))
+        pairs = build_rows(summary(RunFolder.open(record.path)))
     else:
         title = record.name
-        pairs = report_text.heading(record, figures)
+        pairs = report_text.build_heading_rows(record, figures)
     folder_rows = [pair for pair in pairs if pair[0] == "folder"]
     other_rows = [pair for pair in pairs if pair[0] != "folder"]
-    console.print(report_text.table(title, [*other_rows, *report_text.rows(record, figures), *folder_rows]))
+    console.print(report_text.build_table(title, [*other_rows, *report_text.build_rows(record, figures), *folder_rows]))
     for line in report_text.draw_curves([record], _screen(console)):
         console.print(line, overflow="crop", no_wrap=True)
     if record.is_own:
@@ -221,7 +221,7 @@ def _print_curves(records: list[Record]) -> None:
 
     console = tables.console()
     screen = _screen(console)
-    for line in (*report_text.draw_curves(records, screen), *report_text.legend(records, screen)):
+    for line in (*report_text.draw_curves(records, screen), *report_text.build_legend(records, screen)):
         console.print(line, overflow="crop", no_wrap=True)
 
 
@@ -245,12 +245,12 @@ def print_report(folder: RunFolder) -> None:
 
 def _save_loss_plot(folder: RunFolder, console: Console) -> None:
     """Save loss.png in a run folder that belongs to this user and has metrics."""
-    from superpod.reports.report import loss_curve
+    from superpod.reports.report import save_loss_plot
     from superpod.runtime.runs import owner
 
     if folder.metrics() and owner.is_mine(folder.path):
         try:
-            curve = loss_curve(folder, folder.path / "loss.png")
+            curve = save_loss_plot(folder, folder.path / "loss.png")
             console.print(f"loss curve {curve}", markup=False, highlight=False, soft_wrap=True)
         except (OSError, ModuleNotFoundError) as error:
             console.print(f"no loss curve: {error}", markup=False, highlight=False)

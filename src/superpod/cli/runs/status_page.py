@@ -226,10 +226,11 @@ class StatusPage:
 
     def _curve(self, lines: Sequence[JsonObject], key: str, title: str, width: int, height: int) -> list[Text]:
         """Return exactly `height` lines: the title with the newest value, and the curve."""
-        points = followed_run.curve(lines, key, max_points=2 * width)  # braille has two columns of dots per character
+        # Braille has two columns of dots per character.
+        points = followed_run.extract_curve(lines, key, max_points=2 * width)
         newest_value = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no data yet"
         curve_list = [curves.Curve([x for x, _ in points], [y for _, y in points])]
-        body = curves.draw(curve_list, width=width, height=height - 2, braille=self._letters)
+        body = curves.draw_curves(curve_list, width=width, height=height - 2, braille=self._letters)
         return [Text((title + newest_value)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
 
 

@@ -13,7 +13,7 @@ from superpod.cli.options.plan_options import PlanOptions
 from superpod.cli.planning import plan
 from superpod.errors import UserError, cut, readable
 from superpod.reports.runs import live_run, run_list
-from superpod.reports.runs.followed_run import FollowedRun, curve
+from superpod.reports.runs.followed_run import FollowedRun, extract_curve
 from superpod.runtime.runs.run_state import State
 from superpod.slurm.status import polling
 from superpod.slurm.submission.connection import Connection
@@ -147,7 +147,7 @@ class Runs:
         lines = view.run.file.lines
         answer["stamp"] = f"{view.run.file.begun}-{view.run.file.bytes_read}"
         if answer["stamp"] != parameters.get("stamp"):
-            answer["curves"] = {key: _columns(curve(lines, column, 1000)) for key, column in CURVES.items()}
+            answer["curves"] = {key: _columns(extract_curve(lines, column, 1000)) for key, column in CURVES.items()}
         return answer
 
     def _last(self, name: str, run: FollowedRun) -> live_run.LastLines:

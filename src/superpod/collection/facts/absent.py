@@ -1,6 +1,6 @@
-"""Explain why a recipe does not exist although its name is valid: no layout works on that GPU or with its kernels.
+"""Explain why no recipe exists for a valid name: no layout works on that GPU or with its kernels.
 
-Used when a name is not found; docs/planner.md lists the models and GPUs concerned.
+Used if a name is not found; docs/planner.md lists the models and GPUs concerned.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 from typing import cast
 
 from superpod.collection import declarations
-from superpod.collection.recipe_job import default_options, with_attention
+from superpod.collection.recipe_job import default_options, set_unfused_attention
 from superpod.errors import UserError
 from superpod.planner import hardware, legality
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob, Task
 
 
-def refuse(name: str) -> None:
-    """Refuse a recipe name whose model, task, GPU and precision cannot run in any layout; ignore all other names.
+def refuse_absent_recipe(name: str) -> None:
+    """Raise UserError if the model, task, GPU and precision in a recipe name cannot run in any layout.
 
-    Raises:
-        UserError: the message has the violated rule, the hint existing recipes for the same task.
+    The message has the violated rule, the hint existing recipes for the same task. Other names are ignored.
     """
     for m in declarations.models().values():
         suffix = name.removeprefix(f"{m.name}_")
@@ -27,7 +26,7 @@ def refuse(name: str) -> None:
             continue
         _refuse_precision(m.name, suffix)
         try:
-            job = _simplest_job(m, suffix)
+            job = _build_simplest_job(m, suffix)
         except UserError:  # the name belongs to a model whose name begins with this model's name
             continue
         # Recomputing shared experts would satisfy delayed_shared, but recipes do not do that for one precision.
@@ -38,11 +37,7 @@ def refuse(name: str) -> None:
 
 
 def _refuse_precision(model: str, suffix: str) -> None:
-    """Refuse a known precision that the GPU does not support, or for which there are no recipes.
-
-    Raises:
-        UserError: the message lists the available precisions.
-    """
+    """Raise UserError for a known precision that the GPU does not support, or for which there are no recipes."""
     match = declarations.NAME.fullmatch(suffix)
     node = hardware.builtin().nodes.get(match["gpu"]) if match else None
     if match is None or node is None or match["precision"] not in hardware.PRECISIONS:
@@ -63,8 +58,8 @@ def _refuse_precision(model: str, suffix: str) -> None:
     raise UserError(f"there is no {model}_{suffix}: {problem}", hint)
 
 
-def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
-    """Return the planner's job for a recipe name on one node, with data parallelism only."""
+def _build_simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
+    """Return the planner's job for model `m` and the rest of a recipe name, on one node with data parallelism only."""
     facts = declarations.recipe_facts(suffix, "")
     task, precision = facts["task"], facts["precision"]
     shape, node = declarations.shape_for(m, task), hardware.node(facts["gpu"])
@@ -80,7 +75,7 @@ def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
         task=planned_task,
         options=default_options(task, precision, "zero1", shape),
     )
-    return with_attention(job)
+    return set_unfused_attention(job)
 
 
 def _suggest(model: str, job: PlannedJob) -> str:

@@ -1,4 +1,4 @@
-"""Select the layers of a model that get LoRA or DoRA adapters, and the rank of the adapters."""
+"""Choose the layers of a model with LoRA or DoRA adapters, and the rank of the adapters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from superpod.planner.models import ModelShape
 
 
 def adapter_targets(shape: ModelShape, task: str) -> tuple[str, ...]:
-    """Return the linear layers to which adapters are added: all in a dense model, those of attention in an MoE model.
+    """Return the names of the linear layers with adapters: all in a dense model, those of attention in an MoE model.
 
-    NeMo 2.7.3's recipes select the same layers. Latent attention has small down and up projections in place of
-    `linear_qkv`. `SPLIT_INPUTS` and `DUPLICATED_LAYERS` are excluded for DoRA, and `NORMED_LAYERS` for models with
-    norms after projections.
+    NeMo 2.7.3's recipes select the same layers. `SPLIT_INPUTS` and `DUPLICATED_LAYERS` are excluded for DoRA, and
+    `NORMED_LAYERS` for models with norms after projections.
     """
     excluded: tuple[str, ...] = ()
     if task == "dora":
         excluded += (*SPLIT_INPUTS, *DUPLICATED_LAYERS)
     if shape.post_norms:
         excluded += NORMED_LAYERS
-    return tuple(name for name in _linear_layers(shape) if name not in excluded)
+    return tuple(name for name in _list_linear_layers(shape) if name not in excluded)
 
 
 SPLIT_INPUTS = ("linear_proj", "linear_fc2")
@@ -31,7 +30,8 @@ DUPLICATED_LAYERS = ("linear_q_down_proj", "linear_kv_down_proj")
 the adapter (peft/utils.py:319, dora.py:92)."""
 
 
-def _linear_layers(shape: ModelShape) -> tuple[str, ...]:
+def _list_linear_layers(shape: ModelShape) -> tuple[str, ...]:
+    """Return the names of the linear layers in which adapters are possible."""
     if shape.kv_lora:
         queries = ("linear_q_down_proj", "linear_q_up_proj") if shape.q_lora else ("linear_q_proj",)
         return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
@@ -44,10 +44,10 @@ RANK_16_FROM = 60e9
 
 
 def adapter_rank(shape: ModelShape) -> int:
-    """Return the rank of a model's adapters, as in NeMo 2.7.3's recipes.
+    """Return the rank of a model's adapters in NeMo 2.7.3's recipes.
 
-    It is 8, or 16 from 70 billion parameters on (llama3_8b.py:305, llama3_70b.py:322), or 32 for MoE models, in which
-    only the attention has adapters (mixtral_8x7b.py:293).
+    It is 8, for large models 16 (llama3_8b.py:305, llama3_70b.py:322), and for MoE models, in which only attention has
+    adapters, 32 (mixtral_8x7b.py:293).
     """
     if shape.is_moe:
         return 32

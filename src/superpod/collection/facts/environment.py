@@ -1,4 +1,4 @@
-"""Environment variables of the ranks, depending on GPU, layout, precision and options, with a reason for each.
+"""Environment variables of the ranks for a GPU, layout, precision and options, each with a reason.
 
 `recipes render` and `submit`, local runs and exported files call `variables`; a cluster adds its own variables
 (`slurm/script/cluster_variables.py`). Does not import NeMo.
@@ -26,7 +26,7 @@ When = Callable[[PlannedJob], bool]
 
 
 def splits_layers(job: PlannedJob) -> bool:
-    """Return whether ranks communicate within layers, for tensor or context parallelism."""
+    """Return whether ranks communicate within layers because of tensor or context parallelism."""
     return job.layout.tp > 1 or job.layout.cp > 1
 
 
@@ -121,39 +121,35 @@ OPTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("NCCL_MAX_CTAS", "8", "nccl_low_memory: at most 8 channels; buffer memory is proportional to them"),
     ),
 }
-"""Option, as in `with=nccl_debug` -> the variables that it sets. They take precedence over TABLE."""
+"""Option of `with=`, such as nccl_debug -> its variables, which take precedence over `TABLE`."""
 
 
 def environment_options(overrides: Iterable[str]) -> list[str]:
-    """List the names of OPTIONS in the `with=` overrides, in order and without duplicates."""
+    """Return the options in `with=` overrides that are in `OPTIONS`, in order and without duplicates."""
     texts = [text.removeprefix("with=") for text in overrides if text.startswith("with=")]
     names = [name.strip() for text in texts for name in text.split(",")]
     return [name for name in dict.fromkeys(names) if name in OPTIONS]
 
 
 def sets_only_environment(override: str) -> bool:
-    """Return whether an override is `with=` with only environment options, which do not change the configuration."""
+    """Return whether an override is `with=` with only names in `OPTIONS`, which do not change the configuration."""
     names = [name.strip() for name in override.removeprefix("with=").split(",")]
     return override.startswith("with=") and all(name in OPTIONS for name in names)
 
 
 def refuse_in_configuration(options: str) -> None:
-    """Refuse environment options where only a configuration is built, because it contains no variables.
-
-    Raises:
-        UserError: the hint lists the variables to set.
-    """
+    """Raise UserError if the names in `options` include one that sets variables: a configuration contains none."""
     for name in environment_options([f"with={options}"]):
         settings = " ".join(f"{v.name}={v.value}" for v in OPTIONS[name])
         raise UserError(
-            f"{name} sets environment variables of the ranks, which are not part of a configuration",
+            f"{name} sets environment variables of the ranks, but a configuration contains none",
             f"set {settings} for the ranks, or pass with={name} to `recipes run`, submit, render or export",
         )
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """A condition on a variable under which a run would fail at startup."""
+    """A value of a variable with which some runs fail at startup."""
 
     name: str
     when: When
@@ -169,7 +165,7 @@ CONFLICTS = (
         lambda j: j.options.cuda_graphs,
         lambda value: "expandable_segments:True" in value,
         "Megatron rejects expandable segments with CUDA graphs (megatron-core 0.15.3 transformer/cuda_graphs.py:1062)",
-        "leave it unset, or omit cuda_graphs",
+        "unset it, or omit cuda_graphs",
     ),
     Conflict(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
@@ -190,16 +186,16 @@ CONFLICTS = (
         uses_megatron_fsdp,
         lambda value: value == "1",
         "with one queue, the all-gathers of Megatron-FSDP cannot overlap with computation",
-        "set it to 8, or leave it unset",
+        "set it to 8, or unset it",
     ),
 )
-"""Conflicts between a user's environment and a job."""
+"""Values of variables with which a job fails at startup."""
 
 CHECKED_VARIABLES = tuple(rule.name for rule in CONFLICTS)
 
 
 def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
-    """Return the environment variables of a job's ranks on GPUs; those set by options in `overrides` come last."""
+    """Return the environment variables of a job's ranks on GPUs; those of options in `overrides` come last."""
     optional = {v.name: v for name in environment_options(overrides) for v in OPTIONS[name]}
     required_variables = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
     return [v for v in required_variables if v.name not in optional] + [*optional.values()]
@@ -208,11 +204,7 @@ def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
 def with_user_variables(
     required: list[Variable], user_variables: Mapping[str, str], reason: str, job: PlannedJob
 ) -> list[Variable]:
-    """Append a user's variables, which take precedence over `required`; `reason` names their origin.
-
-    Raises:
-        UserError: the job would fail at startup with them.
-    """
+    """Return `required` with a user's variables, which take precedence. Raises UserError if the job would fail."""
     require({v.name: v.value for v in required} | dict(user_variables), job)
     return [v for v in required if v.name not in user_variables] + [
         Variable(name, value, reason) for name, value in user_variables.items()
@@ -220,11 +212,7 @@ def with_user_variables(
 
 
 def require(environment: Mapping[str, str], job: PlannedJob) -> None:
-    """Refuse an environment with which the job would fail at startup.
-
-    Raises:
-        UserError: the message has the variable, its value and the rule; the hint has the required value.
-    """
+    """Raise UserError if a job would fail at startup with the given environment variables."""
     for rule in CONFLICTS:
         value = environment.get(rule.name, "")
         if rule.when(job) and rule.refused(value):

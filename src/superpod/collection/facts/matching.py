@@ -11,11 +11,7 @@ from superpod.errors import UserError, cut, did_you_mean
 
 
 def find_recipes(words: Sequence[str]) -> list[Recipe]:
-    """Return the recipes whose names contain all words; all recipes if there are no words.
-
-    Raises:
-        UserError: no recipe matches; the hint has the closest names.
-    """
+    """Return the recipes whose names contain all words. Raises UserError with similar names if there are none."""
     all_recipes = recipes()
     if not all(word.strip() for word in words):
         raise UserError("a search word is empty", "omit it; `recipes list` lists the models")
@@ -39,11 +35,7 @@ def find_recipes(words: Sequence[str]) -> list[Recipe]:
 
 
 def _refuse_absent(words: Sequence[str]) -> None:
-    """Refuse words that name a model with a task, GPU or precision that no layout supports.
-
-    Raises:
-        UserError: the message has the violated rule, as for the full name of the recipe.
-    """
+    """Raise UserError if the words name a model with a task, GPU or precision that no layout supports."""
     from superpod.collection.facts import absent  # imports the planner and numpy
 
     all_recipes = recipes().values()
@@ -52,4 +44,4 @@ def _refuse_absent(words: Sequence[str]) -> None:
         for parts in itertools.product(*values):
             name = "_".join([model, *parts])
             if all(word in name for word in words):
-                absent.refuse(name)
+                absent.refuse_absent_recipe(name)

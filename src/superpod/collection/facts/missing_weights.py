@@ -1,4 +1,4 @@
-"""Report fine-tuning recipes whose initial weights NeMo cannot import. Used by `list`, `check` and every run."""
+"""Explain why NeMo cannot import the initial weights of a fine-tuning recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from superpod.collection.registry import Recipe
 
 
 def explain(recipe: Recipe) -> tuple[str, str]:
-    """Return why a recipe has no initial weights, and the next step; ("", "") if it has them or does not need any."""
+    """Return (problem, next step) if NeMo cannot import the initial weights of a recipe, else ("", "")."""
     m = recipe.model
     if recipe.task == "pretrain" or m.family == "tiny":
         return "", ""
@@ -15,6 +15,6 @@ def explain(recipe: Recipe) -> tuple[str, str]:
     if not m.hf:
         return (
             f"{m.name} is fine-tuned from random weights, because NeMo cannot import weights for it",
-            "`recipes export` the recipe, and set resume.restore_config to a RestoreConfig with your checkpoint",
+            "export it with `recipes export`, and set resume.restore_config to a RestoreConfig with your checkpoint",
         )
     return "", ""

@@ -21,50 +21,50 @@ PART = re.compile(r"\d+x\d+b|\d+(?:[.p]\d+)?[bm](?![a-z0-9])|v\d+(?:\.\d+)*(?![a
 INVALID = re.compile(r"[^A-Za-z0-9\s._/:+-]")
 """Characters that no name contains, such as asterisks, zero-width spaces and letters of other scripts."""
 MAX_LENGTH = 200
-"""Maximum length of a name; a longer text may be a model shape."""
+"""Maximum length of a name. A longer text may be a model shape."""
 
 Key = tuple[str, ...]
 
 
 def translate(text: str) -> str:
-    """Return this project's name for `text`, or `text` unchanged if it already is such a name, a path, or unknown.
+    """Return this project's name for a name or Hugging Face ID; an unknown name or a path is returned unchanged.
 
     Raises:
-        UserError: the name is ambiguous, or an unknown Hugging Face ID of a known organization.
+        UserError: the name is ambiguous, or an unknown ID of a known organization.
     """
     name = HUB.sub("", text.strip(), count=1).rstrip("/") if HUB.match(text.strip()) else text
     if _is_other_input(name) or _is_canonical(name):
         return name
     if "/" in name:
-        return _read_id(name)
-    key = parts(name)
-    names = _models_by_parts().get(key, frozenset())
+        return _translate_id(name)
+    key = split_name(name)
+    names = _index_models().get(key, frozenset())
     if len(names) > 1:
         raise UserError(f"{text!r} is ambiguous: {' or '.join(sorted(names))}", "choose one of them")
     return next(iter(names), "") or _find_recipe(key) or _refuse_if_ambiguous(text, key)
 
 
 def translate_word(text: str) -> str:
-    """Translate one of several search words; leave ambiguous words, and words such as h100, unchanged."""
+    """Return the model name for a search word; ambiguous words, and words such as h100, are returned unchanged."""
     if _is_other_input(text) or _is_canonical(text):
         return text
     if "/" in text:
-        return ids().get(HUB.sub("", text, count=1).lower(), text)
-    names = _models_by_parts().get(parts(text), frozenset())
+        return load_ids().get(HUB.sub("", text, count=1).lower(), text)
+    names = _index_models().get(split_name(text), frozenset())
     return next(iter(names)) if len(names) == 1 else text
 
 
 def _is_canonical(text: str) -> bool:
-    """Return whether the text is a model name or begins with one, as recipe names do. Reads no layouts."""
+    """Return whether a text is a model name, or begins with one like a recipe name. Layouts are not read."""
     if not re.fullmatch(r"[a-z0-9_.]+", text):
         return False
-    model_names = _models()
+    model_names = _list_model_names()
     return text in model_names or any(text.startswith(f"{name}_") for name in model_names)
 
 
 @cache
-def _models() -> dict[str, None]:
-    """Return the names of models with recipes, and of models that can only be planned."""
+def _list_model_names() -> dict[str, None]:
+    """Return the names of models with recipes, of models that can only be planned, and aliases."""
     from superpod.collection import declarations
     from superpod.planner import models
     from superpod.planner.models import table
@@ -73,19 +73,19 @@ def _models() -> dict[str, None]:
 
 
 @cache
-def ids() -> dict[str, str]:
-    """Return Hugging Face ID in lower case -> model."""
-    return {hf_id.lower(): model for model, hf_ids in hub_ids().items() for hf_id in hf_ids}
+def load_ids() -> dict[str, str]:
+    """Return the model names by Hugging Face ID in lower case."""
+    return {hf_id.lower(): model for model, hf_ids in load_hub_ids().items() for hf_id in hf_ids}
 
 
 @cache
-def hub_ids() -> dict[str, list[str]]:
-    """Return model -> Hugging Face IDs; fine-tuning starts from the first ID."""
+def load_hub_ids() -> dict[str, list[str]]:
+    """Return the Hugging Face IDs by model name. Fine-tuning starts from the first ID."""
     return tomllib.loads(IDS.read_text(encoding="utf-8"))
 
 
-def parts(text: str) -> Key:
-    """Split a name into words and numbers in normalized spelling: `Qwen2.5-0.5B` into qwen, 25, 500m."""
+def split_name(text: str) -> Key:
+    """Return the words and numbers of a name in normalized spelling: (qwen, 25, 500m) for `Qwen2.5-0.5B`."""
     pieces = [PART.findall(piece) for piece in re.split(r"[^a-z0-9.]+", text.lower())]
     return tuple(_normalize(part) for piece in pieces for part in piece)
 
@@ -99,79 +99,83 @@ def _normalize(part: str) -> str:
 
 
 def _is_other_input(text: str) -> bool:
-    """Return whether the text is a path, a model shape, or one of NeMo's own recipes."""
+    """Return whether a text is a path, a model shape, or a recipe of NeMo, not a name to translate."""
     if len(text) > MAX_LENGTH or not text.strip() or INVALID.search(text) or text.startswith("nemo:"):
         return True
     return text.endswith((".py", ".json", ".toml")) or "\0" in text or Path(text).exists()
 
 
-def _read_id(text: str) -> str:
-    """Return the model for a Hugging Face ID. If the organization is unknown, return the text, which may be a path."""
+def _translate_id(text: str) -> str:
+    """Return the model for a Hugging Face ID; the text itself, which may be a path, for an unknown organization.
+
+    Raises:
+        UserError: the ID is unknown, but its organization is known.
+    """
     organization = text.lower().partition("/")[0]
-    if text.lower() in ids() or organization not in {hf_id.partition("/")[0] for hf_id in ids()}:
-        return ids().get(text.lower(), text)
+    if text.lower() in load_ids() or organization not in {hf_id.partition("/")[0] for hf_id in load_ids()}:
+        return load_ids().get(text.lower(), text)
     same_organization = [
-        hf_id for hf_ids in hub_ids().values() for hf_id in hf_ids if hf_id.lower().startswith(f"{organization}/")
+        hf_id for hf_ids in load_hub_ids().values() for hf_id in hf_ids if hf_id.lower().startswith(f"{organization}/")
     ]
     hint = did_you_mean(text, same_organization) or "`recipes list` lists the models."
     raise UserError(
         f"{text} is not a known model",
-        f"{hint} Or plan it from its config.json: recipes plan FOLDER_OF_CONFIG_JSON --gpu h100 --nodes 1",
+        f"{hint} Or plan it from its config.json: `recipes plan FOLDER_OF_CONFIG_JSON --gpu h100 --nodes 1`",
     )
 
 
 def suggest_ids(text: str) -> str:
-    """Return a hint with the Hugging Face IDs closest to a text with a slash, or ""."""
+    """Return a hint with the Hugging Face IDs most similar to a text with a slash, or ""."""
     if "/" not in text:
         return ""
-    return did_you_mean(text, [hf_id for hf_ids in hub_ids().values() for hf_id in hf_ids])
+    return did_you_mean(text, [hf_id for hf_ids in load_hub_ids().values() for hf_id in hf_ids])
 
 
 @cache
-def _models_by_parts() -> dict[Key, frozenset[str]]:
-    """Return parts of a name or Hugging Face ID -> models."""
+def _index_models() -> dict[Key, frozenset[str]]:
+    """Return the model names by the parts (see `split_name`) of their names and Hugging Face IDs."""
     from superpod.planner.models import table
 
     keys: dict[Key, set[str]] = defaultdict(set)
-    for name in _models():
-        keys[parts(name)].add(name)
-    for hf_id, name in ids().items():
-        for spelling in _spellings(hf_id.rpartition("/")[2]):
+    for name in _list_model_names():
+        keys[split_name(name)].add(name)
+    for hf_id, name in load_ids().items():
+        for spelling in _list_spellings(hf_id.rpartition("/")[2]):
             keys[spelling].add(name)
     aliases = table.aliases()  # an alias and its model do not make a name ambiguous
     return {key: frozenset(name for name in names if aliases.get(name) not in names) for key, names in keys.items()}
 
 
-def _spellings(name: str) -> set[Key]:
-    """Return the parts of an ID in all spellings: with and without `Meta` or `NVIDIA`, and with `3_1` for 3.1."""
+def _list_spellings(name: str) -> set[Key]:
+    """Return the parts of an ID in all its spellings: without `Meta` or `NVIDIA`, and with `3_1` for 3.1."""
     short_name = re.sub(r"^(meta|nvidia)-", "", name)
     dashed = re.sub(r"(?<![\d.])(\d)\.(\d)(?![\d.bm])", r"\1-\2", short_name)
     dotted = re.sub(r"(?<![\d.])(\d)_(\d)(?![\d.bm])", r"\1.\2", short_name)
-    return {parts(variant) for variant in (name, short_name, dashed, dotted)}
+    return {split_name(variant) for variant in (name, short_name, dashed, dotted)}
 
 
 def _find_recipe(key: Key) -> str:
-    """Return the recipe whose name has these parts: of its model in any spelling, then of its suffix; "" if none."""
+    """Return the recipe name with the given parts, where the model may have any spelling; "" if there is none."""
     from superpod.collection import declarations
 
     for length in range(len(key) - 1, 0, -1):
-        names = _models_by_parts().get(key[:length], frozenset())
+        names = _index_models().get(key[:length], frozenset())
         if not names:
             continue
         for recipe in declarations.recipes().values():
-            if recipe.model.name in names and parts(recipe.suffix) == key[length:]:
+            if recipe.model.name in names and split_name(recipe.suffix) == key[length:]:
                 return recipe.name
     return ""
 
 
 def _refuse_if_ambiguous(text: str, key: Key) -> str:
-    """Return the text unchanged, unless its parts are a subset of those of a model name.
+    """Return the text unchanged. `key` are its parts.
 
     Raises:
-        UserError: lists the models whose names contain all parts of the text.
+        UserError: all its parts are in the names of some models, which the message lists.
     """
     names = dict.fromkeys(
-        name for known, models in _models_by_parts().items() if _is_subsequence(key, known) for name in models
+        name for known, models in _index_models().items() if _is_subsequence(key, known) for name in models
     )
     if len(key) < 2 or not names:
         return text

@@ -1,4 +1,4 @@
-"""Required package versions, in addition to those required by all recipes (`VERIFIED` in `runtime/runs/versions.py`).
+"""Package versions that a job requires, besides those of all recipes (`VERIFIED` in `runtime/runs/versions.py`).
 
 The minimum versions of Transformer Engine are those that megatron-core 0.15.3 requires, with file and line. They are
 checked at submission, and stored in run.json, from which each rank reads them at startup.
@@ -30,11 +30,11 @@ TRITON = (
     "the fused permutation of Transformer Engine 2.9 (triton/permutation.py:40) does not compile with later versions; "
     "not needed with model.config.moe_permute_fusion=False",
 )
-"""`moe_permute_fusion` needs it: a kernel calls a function without `@triton.jit`, which later versions reject."""
+"""Requirement of `moe_permute_fusion`: a kernel calls a function without `@triton.jit`, which later versions reject."""
 
 
 def required_versions(model: Model, job: PlannedJob) -> list[Need]:
-    """Return the package versions required by a job with this model, each with a reason."""
+    """Return the package versions that a job of `model` requires, each with a reason."""
     gpu, needs = job.node.gpu, list(model.needs)
     if job.model.sink:
         needs.append((TE, "2.8", "", "learned softmax offsets (Megatron-Core, extensions/transformer_engine.py:969)"))

@@ -18,26 +18,22 @@ from superpod.errors import UserError, did_you_mean
 
 FILE = Path(__file__).with_name("override_fields.json")
 MIN_SIMILARITY = 0.75
-"""Minimum similarity (difflib) of a misspelling to the intended name."""
+"""Minimum similarity (`difflib`) of a misspelt name to the intended one."""
 
 
 @cache
 def fields() -> Mapping[str, Sequence[str]]:
-    """Return section -> field names."""
+    """Return the field names by section, such as `trainer.strategy`."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def path_of(override: str) -> str:
-    """Return the path in an override with any of NeMo-Run's operators, such as `path=value` or `path*=value`."""
+    """Return the path of an override such as `path=value` or `path*=value`, with any of NeMo-Run's operators."""
     return override.partition("=")[0].rstrip(" +-*/|&")
 
 
 def refuse_misspelt(override: str) -> None:
-    """Refuse an override whose path contains a misspelt field.
-
-    Raises:
-        UserError: the hint has the most similar names.
-    """
+    """Raise UserError if the path of an override contains a misspelt field; the hint has the most similar names."""
     path = path_of(override)
     parts = [re.sub(r"\[.*", "", part) for part in path.split(".")]
     for depth in range(1, len(parts)):

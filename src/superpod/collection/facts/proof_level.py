@@ -1,6 +1,6 @@
 """Determine the proof level of each recipe: planned, built, built with TE, rehearsed, tested or run on GPUs.
 
-Reads the results of `recipes prove --write` (`proven.json`) and `recipes prove --on-gpu DIR --write`
+It reads the results of `recipes prove --write` (`proven.json`) and `recipes prove --on-gpu DIR --write`
 (`tested_on_gpu.json`), and the list of runs on GPUs (`ran_on_gpu.toml`). Does not need NeMo. A proof applies to one
 size. A build or a test on one GPU is stale if the facts of the recipe have changed since then; a rehearsal or a run on
 GPUs, if the layout has.
@@ -39,20 +39,20 @@ TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer
 """Package -> displayed name, for the libraries whose versions are shown."""
 
 NOT_RECORDED = "-"
-"""Stands for the digest in older proofs, which did not check process groups and schedules."""
+"""Digest in older proofs, which did not check process groups and schedules."""
 GROUPS_NOT_CHECKED = "process groups and schedule not checked"
 BUILD_PREFIXES = (
     *("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with="),
     *("data.micro_batch_size", "data.seq_length"),
 )
-"""Prefixes of overrides that invalidate a proof; all others, such as the number of steps, do not affect it."""
+"""Prefixes of overrides that invalidate a proof. Others, such as the number of steps, do not."""
 
 
 class SizeDigests(NamedTuple):
     """Digests that a proof records for a number of nodes."""
 
     facts: str
-    """Digest of the recipe's facts on that number of nodes, which is the key of the proof."""
+    """Digest from `facts`, the key of the proof."""
     inputs: str
     """Digest of the resolved configuration and the planner's predictions."""
     built: str
@@ -61,21 +61,21 @@ class SizeDigests(NamedTuple):
 
 @dataclass(frozen=True)
 class ProofLevel:
-    """Proof level of a recipe and of its sizes."""
+    """Proof level of a recipe, and of sizes with another level."""
 
     level: Level
     """Level that all sizes have reached."""
     why: str = ""
-    """Why the level is not higher, or ""."""
+    """Reason why the level is not higher, or ""."""
     broken: Mapping[int, str] = field(default_factory=dict)
-    """Number of nodes -> why the recipe would not start there."""
+    """Number of nodes -> reason why the recipe does not start there."""
     versions: str = ""
     """Versions of the libraries with which the recipe was built."""
     higher_levels: Mapping[int, Level] = field(default_factory=dict)
-    """Number of nodes -> level, for sizes that have reached a higher level than `level`."""
+    """Number of nodes -> level, for sizes with a higher level than `level`."""
 
     def sentence(self, nodes: int) -> str:
-        """Describe the level on `nodes` nodes: `built with TE (NeMo 2.7.3, ...)`, or why it does not start there."""
+        """Return a text on the level on `nodes` nodes, such as `built with TE (NeMo 2.7.3, ...)`."""
         if nodes in self.broken:
             return f"known not to start: {self.broken[nodes]}"
         level = (
@@ -87,7 +87,7 @@ class ProofLevel:
 
     @property
     def summary(self) -> str:
-        """Text for a table: `built with TE, rehearsed at 1 node`, and the number of sizes that do not start."""
+        """Text for a table, such as `built with TE, rehearsed at 1 node, 2 sizes broken`."""
         texts = [self.level]
         for level in LEVELS:
             sizes = sorted(nodes for nodes, reached in self.higher_levels.items() if reached == level)
@@ -96,26 +96,26 @@ class ProofLevel:
             unit = "node" if sizes == [1] else "nodes"
             texts.append(f"{level} at {', '.join(map(str, sizes))} {unit}")
         if self.broken:
-            texts.append(f"{len(self.broken)} sizes broken")
+            texts.append(f"{counted(len(self.broken), 'size')} broken")
         return ", ".join(texts)
 
 
 def lookup(recipe: Recipe) -> ProofLevel:
-    """Look up the proof level of a recipe."""
+    """Return the proof level of a recipe."""
     if recipe.model.broken:
         return ProofLevel("planned", broken=dict.fromkeys(recipe.nodes, recipe.model.broken))
     if recipe.source.parent != LAYOUTS:
         return ProofLevel("planned", f"user collection; to build it: `recipes prove {recipe.name}`")
-    known, tests = _proofs(), _tested_sizes()
+    known, tests = _read_proofs(), _read_tested_sizes()
     digests = {nodes: facts(recipe, nodes) for nodes in recipe.nodes}
-    built_digests = {nodes: _built_digests().get(digest) for nodes, digest in digests.items()}
-    broken_sizes = _broken_reasons().get(recipe.name, {})
+    built_digests = {nodes: _read_built_digests().get(digest) for nodes, digest in digests.items()}
+    broken_sizes = _read_broken_sizes().get(recipe.name, {})
     stale = [nodes for nodes in recipe.nodes if built_digests[nodes] is None and nodes not in broken_sizes]
     rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
     on_gpu: dict[int, Level] = {
         nodes: "tested on one GPU" for nodes, digest in digests.items() if (recipe.name, nodes, digest) in tests
     }
-    on_gpu |= {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
+    on_gpu |= {nodes: "ran on GPU" for nodes in _list_sizes_run_on_gpu(recipe)}
     further: dict[int, Level] = {nodes: "rehearsed" for nodes in rehearsed if nodes not in stale}
     further |= on_gpu
     why = known.get("unproven", {}).get(recipe.model.name)
@@ -132,16 +132,16 @@ def lookup(recipe: Recipe) -> ProofLevel:
 
 
 def describe_levels(proofs: Iterable[ProofLevel]) -> str:
-    """Explain the levels that the recipes have reached, in a line for a table."""
+    """Return a line below a table that explains the levels of its recipes."""
     reached = {level for proof in proofs for level in (proof.level, *proof.higher_levels.values())}
     meanings = "; ".join(f"{level} = {MEANING[level]}" for level in LEVELS if level in reached)
     return f"proof: {meanings}; to build a recipe: `recipes prove NAME`"
 
 
-def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
-    """Return the message and the hint if a run is known not to start, else None.
+def explain_refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
+    """Return (message, hint) if a run is known not to start, else None.
 
-    A proof does not apply to runs whose overrides change the model that was built.
+    A proof does not apply to runs whose overrides change the built model.
     """
     problem = training_problem(recipe)
     if problem:
@@ -150,27 +150,27 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
     if nodes not in level.broken or changes_what_was_built(overrides):
         return None
     working = [str(size) for size in recipe.nodes if size not in level.broken]
-    hint = "override the cause (model.*, trainer.strategy.*, trainer.plugins.*); this result does not apply then"
+    hint = "override the cause (model.*, trainer.strategy.* or trainer.plugins.*), so that this result does not apply"
     if working:
         hint = f"use {' or '.join(working)} nodes, or {hint}"
     return f"{recipe.name} is known not to start on {counted(nodes, 'node')}: {level.broken[nodes]}", hint
 
 
 def training_problem(recipe: Recipe) -> tuple[str, str] | None:
-    """Return the error and the workaround if the recipe's model cannot train on any number of nodes, else None."""
+    """Return (message, workaround) if the model of a recipe cannot train with the pinned versions, else None."""
     m = recipe.model
     return (f"{recipe.name} cannot train: {m.broken}", m.workaround) if m.broken else None
 
 
 def require_trainable(recipe: Recipe) -> None:
-    """Refuse a recipe whose model cannot train with the pinned versions. Raises UserError with the workaround."""
+    """Raise UserError, with a workaround, if the model of a recipe cannot train with the pinned versions."""
     problem = training_problem(recipe)
     if problem:
         raise UserError(*problem)
 
 
 def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
-    """Return a sentence on the proof level of a run of `recipe`."""
+    """Return a text on the proof level of a recipe on `nodes` nodes, with overrides."""
     if nodes not in recipe.nodes:
         sizes, name = ", ".join(map(str, recipe.nodes)), recipe.name
         return (
@@ -183,35 +183,24 @@ def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
 
 
 def changes_what_was_built(overrides: Iterable[str]) -> bool:
-    """Return whether the overrides change a configuration so that its proof does not apply."""
+    """Return whether overrides change the built model, so that its proof does not apply."""
     return any(text.startswith(BUILD_PREFIXES) for text in overrides)
 
 
 def facts(recipe: Recipe, nodes: int) -> str:
-    """Return a digest of the facts from which the recipe's configuration is built at one size."""
-    recipe_facts = (
-        recipe.name,
-        recipe.model.name,
-        recipe.task,
-        recipe.gpu,
-        recipe.precision,
-        recipe.seq,
-        recipe.gpus_per_node,
-    )
+    """Return a digest of the facts from which the configuration of a recipe on `nodes` nodes is built."""
+    names = ("task", "gpu", "precision", "seq", "gpus_per_node")
+    recipe_facts = (recipe.name, recipe.model.name, *(getattr(recipe, name) for name in names))
     return hashlib.sha256(repr((*recipe_facts, nodes, *vars(recipe.layout(nodes)).items())).encode()).hexdigest()[:10]
 
 
 def read() -> dict[str, Any]:
-    """Read the proof file; {} if there is none.
-
-    Raises:
-        UserError: the file is not JSON, for example because of merge conflict markers.
-    """
+    """Return the content of the proof file; {} if there is none. Raises UserError if it is not JSON."""
     return _read_json(PROOF_FILE, "recipes prove --write")
 
 
 def _read_json(path: Path, command: str) -> dict[str, Any]:
-    """Read a JSON file; {} if there is none. The hint for a corrupt file names `command`, which writes it."""
+    """Return the content of a JSON file; {} if there is none. The error for a corrupt file names its `command`."""
     try:
         return json.loads(path.read_text()) if path.is_file() else {}
     except ValueError as error:
@@ -221,29 +210,29 @@ def _read_json(path: Path, command: str) -> dict[str, Any]:
 
 
 @cache
-def _proofs() -> dict[str, Any]:
+def _read_proofs() -> dict[str, Any]:
     return read()
 
 
 @cache
-def _built_digests() -> dict[str, str]:
-    """Return digest of a size's facts -> digest of the built model."""
-    return {digests.facts: digests.built for digests in size_digests(_proofs())}
+def _read_built_digests() -> dict[str, str]:
+    """Return the digests of built models by the digest of the facts of their size."""
+    return {digests.facts: digests.built for digests in list_digests(_read_proofs())}
 
 
-def size_digests(saved_proof: Mapping[str, Any]) -> list[SizeDigests]:
-    """List the digests of all sizes in the contents of a proof file."""
+def list_digests(saved_proof: Mapping[str, Any]) -> list[SizeDigests]:
+    """Return the digests of all sizes in the content of a proof file."""
     return [SizeDigests(*text.split(" ")) for sizes in saved_proof.get("sizes", {}).values() for text in sizes.values()]
 
 
 def read_tested(path: Path) -> list[dict[str, Any]]:
-    """Read the tests on GPUs, a group per GPU and set of versions; [] if there is no file. Raises as `read` does."""
+    """Return the tests on GPUs, grouped by GPU and versions; [] if there is no file. Raises UserError like `read`."""
     return _read_json(path, "recipes prove --on-gpu DIR --write").get("tests", [])
 
 
 @cache
-def _tested_sizes() -> set[tuple[str, int, str]]:
-    """Return (recipe, number of nodes, digest of its facts) of every size that was tested on a GPU."""
+def _read_tested_sizes() -> set[tuple[str, int, str]]:
+    """Return (recipe, number of nodes, digest from `facts`) of all sizes tested on a GPU."""
     return {
         (name, int(nodes), digest)
         for group in read_tested(TESTED_ON_GPU)
@@ -253,24 +242,24 @@ def _tested_sizes() -> set[tuple[str, int, str]]:
 
 
 @cache
-def _broken_reasons() -> dict[str, dict[int, str]]:
-    """Return recipe -> number of nodes -> why it would not start. The file groups them by reason."""
+def _read_broken_sizes() -> dict[str, dict[int, str]]:
+    """Return, by recipe and number of nodes, the reasons why sizes do not start."""
     sizes: dict[str, dict[int, str]] = {}
-    for group in _proofs().get("broken", []):
+    for group in _read_proofs().get("broken", []):
         for name, nodes in group["recipes"].items():
             sizes.setdefault(name, {}).update(dict.fromkeys(nodes, group["why"]))
     return sizes
 
 
 @cache
-def _runs() -> list[dict[str, Any]]:
+def _read_gpu_runs() -> list[dict[str, Any]]:
     return tomllib.loads(RAN_ON_GPU.read_text()).get("run", [])
 
 
-def _ran_at(recipe: Recipe) -> list[int]:
-    """List the sizes at which the recipe passed all runs on GPUs in its current layout."""
+def _list_sizes_run_on_gpu(recipe: Recipe) -> list[int]:
+    """Return the numbers of nodes on which the recipe passed all runs on GPUs in its current layout."""
     results: dict[int, list[bool]] = {}
-    for run in _runs():
+    for run in _read_gpu_runs():
         if run["recipe"] == recipe.name and run["nodes"] in recipe.nodes:
             fields: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in run["layout"].items()

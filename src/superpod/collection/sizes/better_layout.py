@@ -1,4 +1,4 @@
-"""Find a faster layout for a recipe with the planner. Does not need NeMo."""
+"""Find a faster layout for a recipe with the planner."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from superpod.collection.sizes import sized
 from superpod.planner import explain, predict
 
 MIN_GAIN = 0.03
-"""Minimum relative reduction of the step time; smaller ones are below the planner's error."""
+"""Minimum relative reduction of the step time. Smaller ones are below the planner's error."""
 
 
-def find(recipe: Recipe, num_nodes: int | None = None) -> str:
-    """Describe the planner's fastest layout, such as `TP2 CP2 SP, mbs 1: 12.1 s per step, 14% less`.
+def describe_better_layout(recipe: Recipe, num_nodes: int | None = None) -> str:
+    """Return a text on the fastest layout, such as `TP2 CP2 SP, mbs 1: 12.1 s per step, 14% less`.
 
-    Returns "" unless it is faster by at least `MIN_GAIN`, or the layout of the recipe is illegal or does not fit.
+    "" unless it is faster by at least `MIN_GAIN`, or the layout of the recipe is illegal or does not fit.
     """
     nodes = recipe.nodes[0] if num_nodes is None else num_nodes
     best = sized.best_layout(recipe, nodes)

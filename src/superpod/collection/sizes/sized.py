@@ -1,6 +1,6 @@
 """Adapt a recipe to a requested size, sequence length, batch size and layout, declared or not.
 
-The result is a recipe with one size, which is used like any other recipe. Does not need NeMo.
+The result is a recipe with one size.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import rules
 
 MAX_COUNT = 2**24
-"""Maximum number of tokens per sample, and of samples per batch; larger values are typos."""
+"""Maximum tokens per sample and samples per batch. Larger values are typos."""
 BATCH_TOLERANCE = 0.05
-"""Maximum relative difference between the tokens per legal batch and `batch_tokens`."""
+"""Maximum relative difference between the tokens of a legal batch and the requested tokens."""
 PLANNED_BATCH_TOLERANCE = 0.02
-"""The same if the layout is not planned yet; allows batch sizes that most data-parallel sizes divide."""
+"""The same before the layout is planned, so that the batch size has many divisors."""
 MIN_BATCH_GAIN = 0.1
-"""Minimum relative gain in tokens per second for which a batch size with more divisors is suggested."""
+"""Minimum relative gain in throughput for which another batch size is suggested."""
 TOKENS_PER_STEP = "tokens per step"
-"""First words of the note on the batch size; `Request.notes` omits that note if overrides set the batch size."""
+"""Beginning of the note on the batch size, which `Request.notes` omits if overrides set the batch size."""
 BATCH_RULES = ("gbs", "micro_batches")
 """Rules of `planner/rules/rules.py` that depend on the batch size."""
 
@@ -46,11 +46,11 @@ class Size:
     gbs: int | None = None
     """Global batch size in samples."""
     batch_tokens: int | None = None
-    """Global batch size in tokens, instead of `gbs`; the nearest legal batch size is used."""
+    """Global batch size in tokens, instead of `gbs`. The nearest legal batch size is used."""
     layout: Layout | None = None
     """A complete layout. Its global batch size applies if neither `gbs` nor `batch_tokens` is given."""
     best: bool = False
-    """Use the planner's fastest layout, even at a declared size."""
+    """Whether to use the planner's fastest layout, even for a declared size."""
     gpus_per_node: int | None = None
     """Number of GPUs to use on a single node, if not all of them."""
 
@@ -62,22 +62,22 @@ class SizedRecipe(Recipe):
     set_by: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     """Field of `Layout`, or `seq` -> origin of its value, unless that is the layout file."""
     planned: bool = False
-    """Whether the planner chose the layout, which means that no model was built or rehearsed with it."""
+    """Whether the layout was planned now, so that no model was built or rehearsed with it."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one line each."""
 
     @property
     def shape(self) -> ModelShape:
-        """The model's shape, with learned positions (if any) for the whole sequence length."""
+        """The model's shape; learned positions cover the complete sequence length."""
         shape = super().shape
         return shape.replace(positions=self.seq) if shape.positions else shape
 
 
 def adapt(recipe: Recipe, size: Size) -> Recipe:
-    """Return the recipe adapted to `size`; the same object if only a declared size is requested.
+    """Return a recipe adapted to `size`, or the same object if only a declared size is requested.
 
-    If the size is not declared, its layout is planned. A given or declared layout is used unchanged, even if it is
-    illegal or does not fit; only its batch size is checked.
+    If the size is not declared, its layout is planned. Of a given or declared layout, only the batch size is checked:
+    it may be illegal, or not fit.
 
     Raises:
         UserError: a number is out of range, numbers conflict, the layout does not allow the batch size, the weights do
@@ -85,7 +85,7 @@ def adapt(recipe: Recipe, size: Size) -> Recipe:
     """
     if size.gpus_per_node == recipe.gpus_per_node:
         size = replace(size, gpus_per_node=None)
-    check(recipe, size)
+    check_size(recipe, size)
     nodes = recipe.nodes[0] if size.num_nodes is None else size.num_nodes
     if size == Size(size.num_nodes) and nodes in recipe.layouts:
         return recipe
@@ -94,7 +94,7 @@ def adapt(recipe: Recipe, size: Size) -> Recipe:
 
 @lru_cache(maxsize=256)
 def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
-    """Compute the result of `adapt`. Cached, because a command calls it several times and a search takes a second."""
+    """Return the result of `adapt`; cached, because a command needs it several times and a search takes a second."""
     gpus_per_node = size.gpus_per_node or recipe.gpus_per_node
     nodes = size.num_nodes or 0
     longer = replace(recipe, seq=size.seq or recipe.seq, gpus_per_node=gpus_per_node)
@@ -103,12 +103,12 @@ def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
 
     job = None
     if given_layout is None or size.best:
-        gbs = requested_batch(recipe, size)
-        job = _plan(longer, nodes, gbs)
+        gbs = compute_requested_batch(recipe, size)
+        job = tune.plan_job(longer, nodes, gbs)
         layout = job.layout
         set_by |= dict.fromkeys((f.name for f in fields(layout)), PLANNED)
     else:
-        gbs = _legal_batch(longer, size, given_layout, nodes * gpus_per_node)
+        gbs = _choose_batch(longer, size, given_layout, nodes * gpus_per_node)
         layout = given_layout.replace(gbs=gbs)
         if size.layout:
             set_by |= dict.fromkeys((f.name for f in fields(layout)), COMMAND_LINE)
@@ -121,18 +121,18 @@ def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
     values["saves"] = {nodes: recipe.saves[nodes]} if is_declared and nodes in recipe.saves else {}
     result = SizedRecipe(**values, set_by=set_by, planned=job is not None)
 
-    notes = _size_notes(recipe, result)
+    notes = _describe_planned_layout(recipe, result)
     if job:
-        notes += _batch_size_notes(longer, nodes, job)
-    notes += _batch_notes(recipe, result, size)
+        notes += _suggest_batch_size(longer, nodes, job)
+    notes += _describe_tokens_per_step(recipe, result, size)
     return replace(result, notes=tuple(notes))
 
 
 def split_gpus(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """Return the number of nodes for a number of GPUs, and the number of GPUs if they are only a part of one node.
+    """Return (nodes, None) for GPUs that fill nodes, or (1, gpus) for a part of one node.
 
     Raises:
-        UserError: the number is not positive, not a whole number of nodes, or conflicts with `nodes`.
+        UserError: `gpus` is not positive, does not fill nodes, or conflicts with the number of nodes `nodes`.
     """
     per_node = recipe.gpus_per_node
     if gpus < 1:
@@ -156,18 +156,11 @@ def best_layout(recipe: Recipe, nodes: int) -> Layout | None:
     return job.layout if job else None
 
 
-def _plan(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
-    job = tune.best_job(recipe, nodes, gbs)
-    if job is None:
-        raise UserError(*tune.refusal(recipe, nodes, gbs))
-    return job
-
-
 # -- the requested size ----------------------------------------------------------------------------------------------
 
 
-def check(recipe: Recipe, size: Size) -> None:
-    """Check that all numbers are in range, and consistent with each other and with the weights. Raises UserError."""
+def check_size(recipe: Recipe, size: Size) -> None:
+    """Raise UserError if a number is out of range, or conflicts with another number or with the weights."""
     limits = {
         "--nodes": (size.num_nodes, tune.MAX_NODES),
         "--seq": (size.seq, MAX_COUNT),
@@ -205,18 +198,18 @@ def check(recipe: Recipe, size: Size) -> None:
         )
 
 
-def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
-    """Return the requested batch size, or that of the layout.
+def _choose_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
+    """Return the requested global batch size, or that of the layout, for `world` GPUs.
 
     Raises:
-        UserError: the layout does not allow it; the hint has the nearest legal batch sizes.
+        UserError: the layout does not allow the requested size; the hint has the nearest legal sizes.
     """
     if size.gbs is None and size.batch_tokens is None:
         return layout.gbs
     wanted_gbs = float(size.gbs) if size.gbs is not None else (size.batch_tokens or 0) / recipe.seq
     if world % layout.model_parallel:
         return max(1, round(wanted_gbs))  # a rule of the planner rejects the layout later
-    below, above = _nearest_batches(layout, world, wanted_gbs)
+    below, above = _find_nearest_batches(layout, world, wanted_gbs)
     if below == wanted_gbs:
         return below
     legal = [gbs for gbs in (below, above) if gbs]
@@ -236,20 +229,20 @@ def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
     )
 
 
-def _nearest_batches(layout: Layout, world: int, target: float) -> tuple[int, int]:
-    """Return the nearest legal batch sizes below and above `target`; the lower one is 0 if there is none."""
-    whole_gbs = int(target)
-    if whole_gbs == target:
-        broken_rules = rules.check_layout(layout.replace(gbs=whole_gbs).rule_inputs(world))
-        if not any(rule.rule in BATCH_RULES for rule in broken_rules):
-            return whole_gbs, whole_gbs
+def _find_nearest_batches(layout: Layout, world: int, target: float) -> tuple[int, int]:
+    """Return the nearest legal global batch sizes below (0 if there is none) and above `target`."""
+    integer_gbs = int(target)
+    if integer_gbs == target:
+        violations = rules.check_layout(layout.replace(gbs=integer_gbs).rule_inputs(world))
+        if not any(rule.rule in BATCH_RULES for rule in violations):
+            return integer_gbs, integer_gbs
     step = layout.mbs * layout.dp(world) * (layout.pp if layout.vp else 1)
     below_gbs = int(target // step) * step
     return below_gbs, below_gbs + step
 
 
-def requested_batch(recipe: Recipe, size: Size) -> int:
-    """Return the batch size for a layout that is not planned yet; for `batch_tokens`, a number with many divisors."""
+def compute_requested_batch(recipe: Recipe, size: Size) -> int:
+    """Return the global batch size to plan a layout for; a requested number of tokens is rounded to many divisors."""
     if size.gbs is not None:
         return size.gbs
     if size.batch_tokens is None:
@@ -266,8 +259,8 @@ def requested_batch(recipe: Recipe, size: Size) -> int:
 # -- notes for the user ----------------------------------------------------------------------------------------------
 
 
-def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
-    """Return a note saying that the layout was planned now and is not proven."""
+def _describe_planned_layout(recipe: Recipe, result: SizedRecipe) -> list[str]:
+    """Return a note that the layout was planned now and is not proven; [] for other layouts."""
     (nodes,) = result.nodes
     if not result.planned:
         return []
@@ -284,8 +277,8 @@ def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
     ]
 
 
-def _batch_size_notes(recipe: Recipe, nodes: int, job: PlannedJob) -> list[str]:
-    """Return a note that suggests a similar batch size with a much higher throughput.
+def _suggest_batch_size(recipe: Recipe, nodes: int, job: PlannedJob) -> list[str]:
+    """Return a note that suggests a similar batch size with a much higher throughput; [] if there is none.
 
     For example, 512 samples on 33 nodes allow only pipelines with 33 stages.
     """
@@ -305,8 +298,8 @@ def _batch_size_notes(recipe: Recipe, nodes: int, job: PlannedJob) -> list[str]:
     ]
 
 
-def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
-    """Return a note on the tokens per step if they were requested or have changed."""
+def _describe_tokens_per_step(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
+    """Return a note on the tokens per step if they were requested or have changed, else []."""
     gbs, declared = result.layout().gbs, recipe.layout().gbs
     before, now = declared * recipe.seq, gbs * result.seq
     batch = f"gbs {gbs:,} x seq {result.seq:,}"
@@ -327,5 +320,5 @@ def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
 
 
 def find_sized(name: str, size: Size) -> Recipe:
-    """Find a recipe by name and adapt it to `size`. Raises UserError as `find` and `adapt` do."""
+    """Return the recipe with a name, adapted to `size`. Raises UserError like `find` and `adapt`."""
     return adapt(find(name), size)

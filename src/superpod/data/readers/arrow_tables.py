@@ -1,4 +1,4 @@
-"""Read Parquet and Arrow files and Zstandard with pyarrow, which the [nemo] extra installs."""
+"""Read Parquet, Arrow and Zstandard files with pyarrow, which the [nemo] extra installs."""
 
 from __future__ import annotations
 
@@ -11,41 +11,46 @@ from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from superpod.data import paths
-from superpod.data.tokens.tokenizer import library
+from superpod.data.tokens.tokenizer import import_package
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
 
-_ROWS = 256
-"""Number of rows that are converted to Python objects at a time."""
+_ROWS_PER_BATCH = 256
+"""Rows that are converted to Python objects at a time."""
 
 
-def read(path: Path, kind: str, columns: Collection[str]) -> Iterator[dict[str, object]]:
-    """Yield the rows of a "parquet" or "arrow" file as JSON values without nulls, with the `columns` that exist.
+def read_table(path: Path, kind: str, columns: Collection[str]) -> Iterator[dict[str, object]]:
+    """Yield the rows of a table as JSON objects without nulls.
+
+    Args:
+        path: the file.
+        kind: its format, "parquet" or "arrow".
+        columns: columns to read if they exist; empty for all.
 
     Raises:
-        UserError: the file is invalid or truncated, or has none of `columns`. (Empty `columns` select all.)
+        UserError: the file is invalid or truncated, or has none of `columns`.
     """
-    arrow = library("pyarrow")
+    arrow = import_package("pyarrow")
     with _translate_errors(path, kind, arrow):
         batches = _read_parquet(path, columns) if kind == "parquet" else _read_arrow(path, arrow, columns)
         for batch in batches:
-            for at in range(0, batch.num_rows, _ROWS):
-                for row in batch.slice(at, _ROWS).to_pylist():
+            for at in range(0, batch.num_rows, _ROWS_PER_BATCH):
+                for row in batch.slice(at, _ROWS_PER_BATCH).to_pylist():
                     fields = {key: field for key, field in row.items() if field is not None}
-                    yield {key: parse_field(key, _remove_nulls(field)) for key, field in fields.items()}
+                    yield {key: parse_json_column(key, _remove_nulls(field)) for key, field in fields.items()}
 
 
 def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
-    file = library("pyarrow.parquet").ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    file = import_package("pyarrow.parquet").ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     names = select_columns(path, file.schema_arrow.names, columns)
-    return file.iter_batches(_ROWS, columns=names)
+    return file.iter_batches(_ROWS_PER_BATCH, columns=names)
 
 
 def _read_arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
     """Yield the record batches of an IPC stream, which `datasets` writes, or of an IPC file."""
-    ipc = library("pyarrow.ipc")
+    ipc = import_package("pyarrow.ipc")
     with arrow.memory_map(str(path)) as source:
         if source.read(6) == b"ARROW1":
             reader = ipc.open_file(source)
@@ -59,7 +64,7 @@ def _read_arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iter
 
 
 def select_columns(path: Path, names: Collection[str], columns: Collection[str]) -> list[str]:
-    """Return the names that are in `columns`, or all if `columns` is empty. Raises UserError if there are none."""
+    """Return the names that are in `columns` (all if it is empty). Raises UserError if there are none."""
     selected_columns = [name for name in names if not columns or name in columns]
     if not selected_columns:
         available_names = ", ".join(map(repr, list(names)[:12])) or "none"
@@ -70,7 +75,7 @@ def select_columns(path: Path, names: Collection[str], columns: Collection[str])
 
 
 def _remove_nulls(value: object) -> object:
-    """Remove nulls, with which a table represents keys that an object does not have."""
+    """Return a JSON value without keys that are null: tables store null for a key that an object does not have."""
     if isinstance(value, dict):
         return {key: _remove_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):
@@ -78,8 +83,8 @@ def _remove_nulls(value: object) -> object:
     return value
 
 
-def parse_field(key: str, field: object) -> object:
-    """Parse messages and tools that are stored as JSON text; return other fields unchanged."""
+def parse_json_column(key: str, field: object) -> object:
+    """Return the value of a messages or tools column that is stored as JSON text; return other fields unchanged."""
     if isinstance(field, str) and key in ("messages", "conversations", "tools") and field[:1] in "[{":
         try:
             return json.loads(field)
@@ -100,12 +105,12 @@ def _translate_errors(path: Path, kind: str, arrow: ModuleType) -> Iterator[None
 
 
 def open_zstd(path: Path) -> BinaryIO:
-    """Open a .zst file for reading."""
-    return cast("BinaryIO", io.BufferedReader(_Stream(path, library("pyarrow")), 1 << 20))
+    """Open a .zst file as a stream of its decompressed bytes."""
+    return cast("BinaryIO", io.BufferedReader(_ZstdStream(path, import_package("pyarrow")), 1 << 20))
 
 
-class _Stream(io.RawIOBase):
-    """Adapts pyarrow's stream to Python's buffers; it can only seek to the beginning."""
+class _ZstdStream(io.RawIOBase):
+    """Adapts pyarrow's decompressed stream to Python's `io`; `seek` always goes to the beginning."""
 
     def __init__(self, path: Path, arrow: ModuleType) -> None:
         self._open = lambda: arrow.input_stream(str(path), compression="zstd")

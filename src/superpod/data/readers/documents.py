@@ -1,4 +1,4 @@
-"""Find the files of `--text`, split them into pieces, and read their documents."""
+"""Find the files of `--text`, divide them among shards, and read their documents."""
 
 import codecs
 import glob
@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A scanned input file: `size` in bytes, hex `sha256` of its content, and whether it is UTF-8."""
+    """A scanned input file: its `size` in bytes, the hex `sha256` of its content, and whether it is UTF-8."""
 
     path: str
     size: int
@@ -32,13 +32,13 @@ class Source:
 
     @property
     def is_lines(self) -> bool:
-        """Whether every line is a JSON document, based on the suffix of the file."""
+        """Whether every line is a JSON document, according to the suffix of the file."""
         return self.path.endswith(JSON_LINES)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes [start, end) of a file: a complete text file, or the lines of a JSON lines file that begin there."""
+    """Bytes [start, end) of a file of `size` bytes: a complete text file, or the JSON lines that begin in it."""
 
     path: str
     start: int
@@ -48,22 +48,22 @@ class Piece:
 
 
 def _is_rows(path: str) -> bool:
-    """Return whether `rows` reads the file: a table, or compressed JSON lines."""
+    """Return whether `rows.read_rows` reads the file: a table, or compressed JSON lines."""
     is_compressed = path.endswith(tuple(lines + suffix for lines in JSON_LINES for suffix in rows.COMPRESSED))
-    return is_compressed or rows.format_of(Path(path)) in ("parquet", "arrow")
+    return is_compressed or rows.get_format(Path(path)) in ("parquet", "arrow")
 
 
 BadLine = Callable[[str, int, str, str], None]
-"""Function bad(file, line, reason, text), called for each line that is not a document."""
+"""Function bad(file, line, reason, text) that is called for each line that is not a document."""
 
 
 def escape_path(path: str) -> str:
-    """Quote and escape a file name if necessary, so that it can be printed on one line."""
+    """Return a file name for a message, quoted and escaped if it contains control characters or outer spaces."""
     return path if path.isprintable() and path == path.strip() else repr(path)
 
 
-def find(patterns: Iterable[str], outside: Path) -> list[str]:
-    """Return the sorted absolute paths of the files that match the patterns, without those below `outside`.
+def find_files(patterns: Iterable[str], excluded_folder: Path) -> list[str]:
+    """Return the sorted absolute paths of the files that match the patterns, except those below `excluded_folder`.
 
     A pattern is a file, a glob (`**` for any depth) or "stdlib".
 
@@ -74,10 +74,11 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
     for pattern in patterns:
         if not pattern.strip():
             raise UserError("--text is empty", _GLOB)
-        matches = [path for path in map(os.path.abspath, _matches(pattern)) if os.path.isfile(path)]
-        if is_saved(pattern):
-            matches = [str(file) for file in dataset_folder.splits(Path(os.path.abspath(pattern))).get("train", ())]
-        kept_paths = [path for path in matches if not Path(path).is_relative_to(outside)]
+        matches = [path for path in map(os.path.abspath, _expand_pattern(pattern)) if os.path.isfile(path)]
+        if is_saved_dataset(pattern):
+            splits = dataset_folder.find_splits(Path(os.path.abspath(pattern)))
+            matches = [str(file) for file in splits.get("train", ())]
+        kept_paths = [path for path in matches if not Path(path).is_relative_to(excluded_folder)]
         if not matches and os.path.exists(pattern) and not os.path.isdir(pattern):
             raise UserError(f"--text {escape_path(pattern)} is not a regular file", "write its content to a file first")
         if not kept_paths:
@@ -87,12 +88,12 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
     return sorted(files, key=os.fsencode)  # as bytes, because names may contain unpaired surrogates
 
 
-def is_saved(folder: str) -> bool:
+def is_saved_dataset(folder: str) -> bool:
     """Return whether a folder was written by `save_to_disk` of Hugging Face's datasets."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in ("dataset_dict.json", "state.json"))
 
 
-def _matches(pattern: str) -> list[str]:
+def _expand_pattern(pattern: str) -> list[str]:
     if pattern == STDLIB:
         root = sysconfig.get_path("stdlib")
         files = glob.glob("**/*.py", root_dir=root, recursive=True)
@@ -102,26 +103,26 @@ def _matches(pattern: str) -> list[str]:
     return glob.glob(os.path.expanduser(pattern), recursive=True)
 
 
-def scan(paths: list[str]) -> list[Source]:
-    """Read complete files, and return their sizes, digests and encodings. Raises UserError if one cannot be read."""
-    return [_scan(path) for path in paths]
+def scan_files(paths: list[str]) -> list[Source]:
+    """Return the sizes, digests and encodings of files. Raises UserError if a file cannot be read."""
+    return [_scan_file(path) for path in paths]
 
 
-def _scan(path: str) -> Source:
+def _scan_file(path: str) -> Source:
     decoder, digest, size, utf8 = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, True
     try:
         with open(path, "rb") as stream:
             for block in iter(lambda: stream.read(_BLOCK), b""):
                 digest.update(block)
                 size += len(block)
-                utf8 = utf8 and _decodes(decoder, block)
+                utf8 = utf8 and _is_valid_utf8(decoder, block)
     except OSError as error:
         message = f"{escape_path(path)} cannot be read: {error.strerror}"
-        raise UserError(message, "fix it, or leave it out of --text") from None
-    return Source(path, size, digest.hexdigest(), _is_rows(path) or (utf8 and _decodes(decoder, b"", final=True)))
+        raise UserError(message, "make it readable, or remove it from --text") from None
+    return Source(path, size, digest.hexdigest(), _is_rows(path) or (utf8 and _is_valid_utf8(decoder, b"", final=True)))
 
 
-def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = False) -> bool:
+def _is_valid_utf8(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = False) -> bool:
     try:
         decoder.decode(block, final)
     except UnicodeDecodeError:
@@ -129,14 +130,14 @@ def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = Fal
     return True
 
 
-def plan(sources: list[Source], shard_bytes: int) -> list[tuple[Piece, ...]]:
-    """Divide the sources, in order, into shards of about `shard_bytes`; deterministic for the same input.
+def plan_shards(sources: list[Source], shard_bytes: int) -> list[tuple[Piece, ...]]:
+    """Divide the sources, in order, into shards of about `shard_bytes` bytes. Each shard is a tuple of pieces.
 
-    A text file is one document and is not divided; JSON lines files are.
+    JSON lines files are divided; a text file is one document and is not. The result depends only on the arguments.
     """
     shards: list[tuple[Piece, ...]] = []
     shard: list[Piece] = []
-    for piece in (piece for source in sources for piece in _pieces(source, shard_bytes)):
+    for piece in (piece for source in sources for piece in _split_source(source, shard_bytes)):
         shard.append(piece)
         if sum(part.end - part.start for part in shard) >= shard_bytes:
             shards.append(tuple(shard))
@@ -144,19 +145,19 @@ def plan(sources: list[Source], shard_bytes: int) -> list[tuple[Piece, ...]]:
     return [*shards, tuple(shard)] if shard else shards
 
 
-def _pieces(source: Source, shard_bytes: int) -> Iterator[Piece]:
+def _split_source(source: Source, shard_bytes: int) -> Iterator[Piece]:
     step = shard_bytes if source.is_lines else max(source.size, 1)
     for start in range(0, source.size, step):
         yield Piece(source.path, start, min(start + step, source.size), source.size, source.is_lines)
 
 
-def read(piece: Piece, json_key: str, bad: BadLine | None = None) -> Iterator[str]:
-    """Yield the documents of a piece, "" for blank ones; blank lines of a JSON lines file are skipped.
+def read_documents(piece: Piece, json_key: str, bad: BadLine | None = None) -> Iterator[str]:
+    """Yield the text of each document of a piece, "" for a blank document. Blank lines of JSON lines are skipped.
 
     Args:
-        piece: what to read.
+        piece: range of a file.
         json_key: key of the text in JSON lines, or its column in tables.
-        bad: called for lines that are not documents; without it, they raise an error.
+        bad: called for each line that is not a document; None to raise an error instead.
 
     Raises:
         UserError: a line is not a JSON object with a string at `json_key`, or the file has changed since its scan.
@@ -167,9 +168,9 @@ def read(piece: Piece, json_key: str, bad: BadLine | None = None) -> Iterator[st
             if os.fstat(stream.fileno()).st_size != piece.size:
                 raise changed
             if _is_rows(piece.path):
-                yield from _rows(piece, json_key, bad)
+                yield from _read_table(piece, json_key, bad)
             elif piece.is_lines:
-                yield from _lines(stream, piece, json_key, bad)
+                yield from _read_json_lines(stream, piece, json_key, bad)
             else:
                 text = stream.read().decode("utf-8-sig")
                 yield text if text.strip() else ""
@@ -177,18 +178,18 @@ def read(piece: Piece, json_key: str, bad: BadLine | None = None) -> Iterator[st
         raise changed from None
 
 
-def _rows(piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
-    for row in rows.read(Path(piece.path), (json_key,)):
+def _read_table(piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
+    for row in rows.read_rows(Path(piece.path), (json_key,)):
         try:
             if row.problem:
                 raise ValueError(row.problem)
-            yield _text(row.value, json_key)
+            yield _get_text(row.value, json_key)
         except ValueError as problem:
-            _report(piece.path, row.number, str(problem), row.text, json_key, bad)
+            _report_bad_line(piece.path, row.number, str(problem), row.text, json_key, bad)
 
 
-def _report(path: str, number: int, problem: str, text: str, json_key: str, bad: BadLine | None) -> None:
-    """Pass a bad line to `bad`, or raise UserError."""
+def _report_bad_line(path: str, number: int, problem: str, text: str, json_key: str, bad: BadLine | None) -> None:
+    """Pass a bad line to `bad`; raise UserError if it is None."""
     if bad:
         bad(path, number, problem, text)
         return
@@ -196,8 +197,8 @@ def _report(path: str, number: int, problem: str, text: str, json_key: str, bad:
     raise UserError(f"{escape_path(path)}:{number}: {problem}", f"{hint}; --skip-bad-lines skips such lines")
 
 
-def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
-    number = _LineNumber(piece.path)
+def _read_json_lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
+    number = _LineCounter(piece.path)
     if piece.start:  # a line belongs to the piece in which it begins
         stream.seek(piece.start - 1)
         stream.readline()
@@ -211,7 +212,7 @@ def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -
                 yield _parse_document(line.decode("utf-8-sig" if offset == 0 else "utf-8"), json_key)
             except ValueError as problem:
                 text = line.decode("utf-8", "backslashreplace")
-                _report(piece.path, number.find_line(offset), str(problem), text, json_key, bad)
+                _report_bad_line(piece.path, number.find_line(offset), str(problem), text, json_key, bad)
         offset = stream.tell()
 
 
@@ -222,10 +223,10 @@ def _parse_document(line: str, json_key: str) -> str:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("brackets or braces are nested too deeply") from None
-    return _text(row, json_key)
+    return _get_text(row, json_key)
 
 
-def _text(row: object, json_key: str) -> str:
+def _get_text(row: object, json_key: str) -> str:
     if not row or not isinstance(row, dict):
         raise ValueError(f"not a JSON object with the key {json_key!r}")
     if json_key not in row:
@@ -240,8 +241,8 @@ def _text(row: object, json_key: str) -> str:
     return text if text.strip() else ""
 
 
-class _LineNumber:
-    """Counts the lines of a file up to a byte offset, because a piece only knows its offset."""
+class _LineCounter:
+    """Converts byte offsets to line numbers, because a piece knows only its offset in the file."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset, self._number = path, 0, 1

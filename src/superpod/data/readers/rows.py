@@ -1,6 +1,6 @@
-"""Stream the rows of a file of samples: JSON lines, a JSON array, CSV, Parquet or Arrow, compressed or not.
+"""Stream the rows of a sample file: JSON lines, a JSON array, CSV, Parquet or Arrow, compressed or not.
 
-A file is never held in memory completely. Parquet, Arrow and .zst need pyarrow, which the [nemo] extra installs.
+A file is never loaded completely. Parquet, Arrow and .zst need pyarrow, which the [nemo] extra installs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from superpod.data.readers import arrow_tables
 from superpod.errors import UserError
 
 MAX_ROW = 1 << 26
-"""Maximum size of a line, an element or a field in bytes; a larger one is an error, because it could exhaust memory."""
+"""Maximum bytes of a line, an array element or a field; a larger one could exhaust the memory and is an error."""
 _CHUNK = 1 << 20
-_BLANK = " \t\r\n"
+_WHITESPACE = " \t\r\n"
 FORMATS = {
     ".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
     ".arrow": "arrow",
@@ -37,8 +37,8 @@ _MAGIC = (
     (b"PAR1", "is a Parquet file", "rename it to .parquet"),
     (b"ARROW1", "is an Arrow file", "rename it to .arrow"),
     (b"PK\x03\x04", "is a zip file", "unpack it first"),
-    (b"\xff\xfe", "is UTF-16, not UTF-8", "iconv -f utf-16 -t utf-8 FILE"),
-    (b"\xfe\xff", "is UTF-16, not UTF-8", "iconv -f utf-16 -t utf-8 FILE"),
+    (b"\xff\xfe", "is UTF-16, not UTF-8", "convert it with `iconv -f utf-16 -t utf-8 FILE`"),
+    (b"\xfe\xff", "is UTF-16, not UTF-8", "convert it with `iconv -f utf-16 -t utf-8 FILE`"),
 )
 LFS = b"version https://git-lfs.github.com/spec/"
 """First bytes of a Git LFS pointer."""
@@ -46,7 +46,7 @@ LFS = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its number from 1, its value, its text in the file, and why it is invalid, "" if it is valid."""
+    """A row of a file: its number from 1, its value, its text, and the reason why it is invalid ("" if it is valid)."""
 
     number: int
     value: object
@@ -54,41 +54,45 @@ class Row:
     problem: str = ""
 
 
-def format_of(path: Path) -> str:
-    """Return the format of a file according to its name."""
+def get_format(path: Path) -> str:
+    """Return the format of a file by its suffix: "lines", "csv", "parquet" or "arrow"."""
     name = path.name.lower()
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     return FORMATS.get(os.path.splitext(name)[1], "lines")
 
 
-def read(path: Path, columns: Collection[str] = ()) -> Iterator[Row]:
-    """Yield the rows of a file in order; from tables only the given columns (all if empty), without null fields.
+def read_rows(path: Path, columns: Collection[str] = ()) -> Iterator[Row]:
+    """Yield the rows of a file in order. Null fields of tables are omitted.
+
+    Args:
+        path: the file.
+        columns: columns to read from a table; empty for all.
 
     Raises:
         UserError: the file cannot be read completely, changes while it is read, or does not match its suffix.
     """
-    kind = format_of(path)
+    kind = get_format(path)
     with _require_unchanged(path):
         if kind in ("parquet", "arrow"):
-            if _first_bytes(path).startswith(LFS):
-                raise _lfs_pointer_error(path)
-            for number, value in enumerate(arrow_tables.read(path, kind, columns), 1):
+            if _read_first_bytes(path).startswith(LFS):
+                raise _build_lfs_error(path)
+            for number, value in enumerate(arrow_tables.read_table(path, kind, columns), 1):
                 yield Row(number, value, json.dumps(value, default=str, ensure_ascii=False))
             return
-        with _translate_errors(path), _open(path) as stream:
+        with _translate_errors(path), _open_decompressed(path) as stream:
             yield from (_read_csv(path, stream, columns) if kind == "csv" else _read_json(path, stream))
 
 
 def check_file(path: Path) -> None:
-    """Reject a path that is not a regular file or a link to one. Raises UserError."""
+    """Raise UserError if a path is not a regular file or a link to one."""
     paths.check(path)
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
         problem = f"is a broken link ({error.strerror})" if os.path.islink(path) else "is not a file"
         raise UserError(
-            f"{paths.shorten(path)} {problem}", "pass a file of samples (for example chats.jsonl)"
+            f"{paths.shorten(path)} {problem}", "pass a file with samples (for example chats.jsonl)"
         ) from None
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which can be read only once"
@@ -97,7 +101,7 @@ def check_file(path: Path) -> None:
 
 @contextmanager
 def _require_unchanged(path: Path) -> Iterator[None]:
-    """Reject a file that changes while it is read, which would mix samples of two versions. Raises UserError."""
+    """Raise UserError if a file changes during the block, which would mix samples of two versions."""
     check_file(path)
     stat_before = os.stat(path)
     yield
@@ -111,20 +115,20 @@ def _require_unchanged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Convert errors of reading and decompression to UserErrors."""
+    """Convert exceptions of reading and decompression to UserError."""
     import lzma
     import zlib
 
     try:
         yield
     except EOFError:
-        raise UserError(f"{paths.shorten(path)} is truncated: its compressed data ends too early", _COPY) from None
+        raise UserError(f"{paths.shorten(path)} is truncated: its compressed data is incomplete", _COPY_AGAIN) from None
     except (OSError, zlib.error, lzma.LZMAError) as error:  # gzip.BadGzipFile is an OSError
         reason = getattr(error, "strerror", None) or paths.shorten(str(error))
-        raise UserError(f"{paths.shorten(path)} cannot be read: {reason}", _COPY) from None
+        raise UserError(f"{paths.shorten(path)} cannot be read: {reason}", _COPY_AGAIN) from None
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_decompressed(path: Path) -> BinaryIO:
     import bz2
     import gzip
     import lzma
@@ -142,27 +146,27 @@ def _open(path: Path) -> BinaryIO:
     return open(path, "rb")
 
 
-def _first_bytes(path: Path) -> bytes:
+def _read_first_bytes(path: Path) -> bytes:
     with _translate_errors(path), open(path, "rb") as stream:
         return stream.read(64)
 
 
 def _check_magic(path: Path) -> None:
-    """Reject a file whose first bytes do not match the format of its suffix. Raises UserError."""
-    first = _first_bytes(path)
+    """Raise UserError if the first bytes of a file show that its format differs from its suffix."""
+    first = _read_first_bytes(path)
     if first.startswith(LFS):
-        raise _lfs_pointer_error(path)
+        raise _build_lfs_error(path)
     for magic, problem, hint in _MAGIC:
         if first.startswith(magic):
             raise UserError(f"{paths.shorten(path)} {problem}", hint)
 
 
-def _lfs_pointer_error(path: Path) -> UserError:
-    return UserError(f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run git lfs pull, or hf download")
+def _build_lfs_error(path: Path) -> UserError:
+    return UserError(f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run `git lfs pull` or `hf download`")
 
 
 def _read_json(path: Path, stream: BinaryIO) -> Iterator[Row]:
-    """Yield the lines, or the elements of an array if the first character is [."""
+    """Yield the lines of a JSON lines file, or the elements of a JSON array if the first character is [."""
     first = b""
     for block in iter(lambda: stream.read(_CHUNK), b""):
         first = block.removeprefix(codecs.BOM_UTF8).lstrip()
@@ -198,21 +202,21 @@ def _parse_line(number: int, line: bytes) -> Row:
         return Row(number, None, line_text, f"not UTF-8 at byte {error.start}")
     text = text.strip()
     try:
-        return Row(number, _parse(text), text)
+        return Row(number, _parse_json(text), text)
     except _DuplicateKey as error:
         return Row(number, None, text, str(error))
     except (ValueError, RecursionError) as error:
-        reason = "it contains NUL bytes, as files often do after a crash" if "\0" in text else str(error)
+        reason = "it contains NUL bytes, which is common after a crash" if "\0" in text else str(error)
         if not line.endswith(b"\n"):
             reason += " (the file ends here without a newline; it may be truncated)"
         return Row(number, None, text, f"not JSON: {reason}")
 
 
 class _DuplicateKey(ValueError):
-    """An object has the same key twice, of which JSON libraries silently use the last."""
+    """A JSON object has a key twice; JSON libraries would silently use the last value."""
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -220,16 +224,16 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return value
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_DECODER = json.JSONDecoder(object_pairs_hook=_build_object)
 
 
-def _parse(text: str) -> object:
+def _parse_json(text: str) -> object:
     return _DECODER.decode(text)
 
 
 def _read_array(path: Path, stream: BinaryIO) -> Iterator[Row]:
     """Yield the elements of a JSON array one by one."""
-    array = _Array(path, stream)
+    array = _JsonArrayReader(path, stream)
     array.skip("[")
     number = 0
     while not array.is_at_end():
@@ -238,8 +242,8 @@ def _read_array(path: Path, stream: BinaryIO) -> Iterator[Row]:
         yield Row(number, value, text, problem)
 
 
-class _Array:
-    """Decodes a JSON array element by element from a buffer."""
+class _JsonArrayReader:
+    """Decodes a JSON array from a stream, one element at a time."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
@@ -254,7 +258,7 @@ class _Array:
         self._at += 1
 
     def is_at_end(self) -> bool:
-        """Return whether the array ends here; if not, skip the comma before the next element."""
+        """Return whether the array ends at the current position; if not, skip the comma before the next element."""
         self._skip_blank()
         if self._buffer.startswith("]", self._at):
             self._at += 1
@@ -269,10 +273,10 @@ class _Array:
         return False
 
     def next_element(self, number: int) -> tuple[object, str, str]:
-        """Return the value of the next element, its text, and why it is invalid although it is JSON, or ""."""
+        """Return (value, text, problem) of element `number`; the problem is "" unless an object has a key twice."""
         while True:
             try:
-                value, end = _PLAIN.raw_decode(self._buffer, self._at)
+                value, end = _LENIENT_DECODER.raw_decode(self._buffer, self._at)
                 if end == len(self._buffer) and self._read_more():  # a number may continue
                     continue
             except (ValueError, RecursionError) as error:
@@ -281,19 +285,19 @@ class _Array:
                 raise self._error(f"element {number} is not JSON: {error}") from None
             text, self._at = self._buffer[self._at : end], end
             try:
-                return _parse(text), text, ""
+                return _parse_json(text), text, ""
             except _DuplicateKey as error:
                 return value, text, str(error)
 
     def _skip_blank(self) -> None:
         while True:
-            while self._at < len(self._buffer) and self._buffer[self._at] in _BLANK:
+            while self._at < len(self._buffer) and self._buffer[self._at] in _WHITESPACE:
                 self._at += 1
             if self._at < len(self._buffer) or not self._read_more():
                 return
 
     def _read_more(self) -> bool:
-        """Double the unread text in the buffer; return False at the end of the file."""
+        """Double the unread text in the buffer. Returns False at the end of the file."""
         if self._complete:
             return False
         unread_text = self._buffer[self._at :]
@@ -308,15 +312,15 @@ class _Array:
     def _error(self, problem: str) -> UserError:
         message = f"{paths.shorten(self._path)}: {problem}"
         if self._complete and self._at >= len(self._buffer):
-            message += "; it ends inside the array and may be truncated"
-        return UserError(message, "convert it to .jsonl with one sample per line, in which bad lines can be skipped")
+            message += " (the file ends inside the array; it may be truncated)"
+        return UserError(message, "convert it to .jsonl with one sample per line; bad lines can then be skipped")
 
 
-_PLAIN = json.JSONDecoder()
+_LENIENT_DECODER = json.JSONDecoder()
 
 
 def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of a CSV file as objects with the names of its header; the number is that of a row's last line."""
+    """Yield the rows of a CSV file as objects with the header as keys. A row has the number of its last line."""
     csv.field_size_limit(MAX_ROW)
     name = path.name.lower()
     reader = None
@@ -329,7 +333,7 @@ def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterato
             arrow_tables.select_columns(path, header, columns)
             for fields in filter(None, reader):
                 pairs = zip(header, fields, strict=False)
-                value = {key: arrow_tables.parse_field(key, field) for key, field in pairs if field}
+                value = {key: arrow_tables.parse_json_column(key, field) for key, field in pairs if field}
                 problem = f"{len(fields)} fields for {len(header)} columns" if len(fields) != len(header) else ""
                 yield Row(reader.line_num, value, ",".join(fields), problem)
     except csv.Error as error:
@@ -340,4 +344,4 @@ def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterato
         raise UserError(f"{paths.shorten(path)}: not UTF-8 after line {line}", "convert it to UTF-8") from None
 
 
-_COPY = "copy it again"
+_COPY_AGAIN = "copy it again"

@@ -1,4 +1,4 @@
-"""Read and check a user's chat template before slow imports, and store it with the tokenizer."""
+"""Read and check a user's chat template without importing transformers, and store it with the tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.data import paths
-from superpod.data.tokens.tokenizer import library
+from superpod.data.tokens.tokenizer import import_package
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 20
 FILE = "chat_template.jinja"
-"""File name of a template in a tokenizer's folder, defined by transformers."""
+"""Name of the template file in a tokenizer folder of transformers."""
 
 
 def read(path: Path) -> str:
-    """Read a template. Raises UserError unless transformers can compile it."""
+    """Return the text of the chat template file `path`. Raises UserError if transformers could not compile it."""
     paths.check(path, "--chat-template ")
     if not path.is_file():
         raise UserError(
@@ -38,17 +38,18 @@ def read(path: Path) -> str:
         raise UserError(f"--chat-template {paths.shorten(path)} is not UTF-8 at byte {error.start}", _EXAMPLE) from None
     if len(content) > MAX_BYTES:
         raise UserError(f"--chat-template {paths.shorten(path)} is longer than {MAX_BYTES >> 20} MiB", _EXAMPLE)
-    _check(text, path)
+    _check_syntax(text, path)
     return text
 
 
 _EXAMPLE = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
 
 
-def _check(text: str, path: Path) -> None:
-    """Parse a template with the tags that transformers knows (`_compile_jinja_template` of chat_template_utils.py)."""
-    jinja2, ext = library("jinja2"), library("jinja2.ext")
-    sandbox = library("jinja2.sandbox").ImmutableSandboxedEnvironment
+def _check_syntax(text: str, path: Path) -> None:
+    """Raise UserError if a template has a syntax error, or does not use `messages`."""
+    # The environment is that of _compile_jinja_template in transformers/utils/chat_template_utils.py.
+    jinja2, ext = import_package("jinja2"), import_package("jinja2.ext")
+    sandbox = import_package("jinja2.sandbox").ImmutableSandboxedEnvironment
 
     class Generation(ext.Extension):
         tags = frozenset({"generation"})
@@ -66,18 +67,18 @@ def _check(text: str, path: Path) -> None:
         raise UserError(f"--chat-template {paths.shorten(path)}: {paths.shorten(error)}", _EXAMPLE) from None
     if not re.search(r"\bmessages\b", text):
         raise UserError(
-            f"--chat-template {paths.shorten(path)} does not use `messages`: all chats would be rendered alike",
+            f"--chat-template {paths.shorten(path)} does not use `messages`, so all chats would be rendered alike",
             _EXAMPLE,
         )
 
 
 def marks_answers(template: str) -> bool:
-    """Return whether a template marks answers with {% generation %}, with the same test as transformers."""
+    """Return whether a template marks answers with {% generation %}, by the same pattern as transformers."""
     return bool(re.search(r"\{\%-?\s*generation\s*-?\%\}", template))
 
 
-def copy_with_template(stored: Path, template: str, out: Path) -> Path:
-    """Copy the files of a tokenizer folder to `out`, with `template` instead of the tokenizer's own."""
+def copy_tokenizer_with_template(stored: Path, template: str, out: Path) -> Path:
+    """Copy the tokenizer folder `stored` to `out`, with `template` instead of its own, and return `out`."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for file in stored.iterdir():

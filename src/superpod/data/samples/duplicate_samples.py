@@ -1,4 +1,4 @@
-"""Find duplicate samples based on their content, independent of file, format and row."""
+"""Find samples with the same content, independent of file, format and row."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from superpod.data.samples.sample_kinds import Sample
 from superpod.errors import UserError
 
 
-def content(sample: Sample) -> bytes:
-    """Return the content of a sample, without its position and loss mask."""
+def serialize_content(sample: Sample) -> bytes:
+    """Return the text, messages and tools of a sample as bytes."""
     return json.dumps([sample.text, sample.messages, sample.tools], sort_keys=True, default=str).encode()
 
 
 def digest(content: bytes) -> int:
-    """Return a 64-bit digest: the probability of a collision among a million samples is 3e-8."""
+    """Return a 64-bit digest. The probability of a collision among a million samples is 3e-8."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 class DistinctSamples:
-    """Detects samples that already occurred in the same or an earlier source; takes about 100 bytes per sample."""
+    """Detects samples that already occurred in the same or an earlier source. Uses about 100 bytes per sample."""
 
     def __init__(self) -> None:
         self._sources: list[tuple[str, set[int]]] = []
@@ -34,7 +34,7 @@ class DistinctSamples:
         self._repeats = Counter()
 
     def is_new(self, content: bytes) -> bool:
-        """Return whether this content is new; if not, count it as a repetition."""
+        """Return whether the content of a sample is new; if not, count it as a repetition."""
         key = digest(content)
         for name, keys in self._sources:
             if key in keys:
@@ -44,23 +44,19 @@ class DistinctSamples:
         return True
 
     def count_repeats(self) -> dict[str, int]:
-        """Return the number of samples in the current source that repeat one of each source.
-
-        Raises:
-            UserError: the current source has only repetitions, so it is probably an earlier source under another name.
-        """
+        """Return the repetitions in the current source by repeated source. Raises UserError if all samples repeat."""
         name, keys = self._sources[-1]
         if self._repeats and not keys:
             raise UserError(
                 f"every sample of {name} is also in {' or '.join(self._repeats)}",
-                "remove one of them: validation samples must not be trained on, and NAME:WEIGHT repeats the samples "
-                "of a file",
+                "remove one of them; validation samples must not be used for training, and NAME:WEIGHT repeats the "
+                "samples of a file",
             )
         return dict(self._repeats)
 
 
-def line(source: str, repeats: Mapping[str, int]) -> str:
-    """Return a message about the duplicates that were removed from `source`."""
+def describe_removed(source: str, repeats: Mapping[str, int]) -> str:
+    """Return a message about the duplicates removed from `source`; `repeats` counts them by the source they repeat."""
     places = {name: "repeated in the same source" if name == source else f"also in {name}" for name in repeats}
     counts = ", ".join(f"{count} {places[name]}" for name, count in repeats.items())
     return f"removed {sum(repeats.values())} duplicate samples: {counts}"

@@ -11,46 +11,55 @@ from superpod.errors import UserError
 
 T = TypeVar("T")
 MAX_EPOCH_RATIO = 100
-"""Maximum ratio of samples in an epoch to distinct samples; a larger ratio indicates wrong weights."""
+"""Maximum ratio of samples in an epoch, with repetitions, to distinct samples. More indicates wrong weights."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A source in an epoch: its number of `samples`, how many are `taken` with repetitions, and its `share`."""
+class SourceShare:
+    """A source in an epoch: its distinct `samples`, samples `taken` with repetitions, and its `share` of the epoch."""
 
     samples: int
     taken: int
     share: float
 
 
-def parts(samples: Sequence[int], weights: Sequence[float]) -> list[Part]:
-    """Compute the number of samples per source in an epoch, with shares proportional to the weights.
+def compute_epoch(samples: Sequence[int], weights: Sequence[float]) -> list[SourceShare]:
+    """Return the number of samples per source in an epoch that contains every sample at least once.
 
-    No sample is left out: the source with the most samples per weight is taken once, the others are repeated. Without
-    weights, every sample is taken once. Every source must have a sample.
+    The shares of the sources are proportional to the weights, so the source with the most samples per weight is taken
+    once, and the others are repeated. Without weights, every sample is taken once.
+
+    Args:
+        samples: number of samples per source, at least 1.
+        weights: weight per source, or empty.
 
     Raises:
-        UserError: an epoch would have more than `MAX_EPOCH_RATIO` times as many samples as there are.
+        UserError: the epoch would have more than `MAX_EPOCH_RATIO` times as many samples as the sources.
     """
     if not weights:
-        return [Part(count, count, count / sum(samples)) for count in samples]
+        return [SourceShare(count, count, count / sum(samples)) for count in samples]
     shares = [weight / sum(weights) for weight in weights]
     epoch = max(count / share if share else float("inf") for count, share in zip(samples, shares, strict=True))
     if epoch > MAX_EPOCH_RATIO * sum(samples):
         raise UserError(
-            f"weights {', '.join(f'{weight:g}' for weight in weights)} for {', '.join(map(str, samples))} samples make "
-            f"an epoch of {epoch:.3g} samples, because no sample is left out",
-            "use weights closer to the sizes of the files, or fewer samples in the file with the small weight",
+            f"weights {', '.join(f'{weight:g}' for weight in weights)} for {', '.join(map(str, samples))} samples: "
+            f"an epoch that contains every sample has {epoch:.3g} samples, over {MAX_EPOCH_RATIO} times as many",
+            "choose weights closer to the sizes of the files, or shorten the file with the small weight",
         )
     taken_counts = [max(count, round(epoch * share)) for count, share in zip(samples, shares, strict=True)]
-    return [Part(count, n, n / sum(taken_counts)) for count, n in zip(samples, taken_counts, strict=True)]
+    return [SourceShare(count, n, n / sum(taken_counts)) for count, n in zip(samples, taken_counts, strict=True)]
 
 
-def rounds(sources: Sequence[Sequence[T]], mix: Sequence[Part], seed: int) -> list[list[T]]:
-    """Divide an epoch into rounds without repeated samples: all samples, the first repetitions, the second, and so on.
+def split_into_rounds(sources: Sequence[Sequence[T]], mix: Sequence[SourceShare], seed: int) -> list[list[T]]:
+    """Divide an epoch into rounds in which no sample is repeated, and return the samples of each round.
 
-    An incomplete repetition is drawn at random with `seed`. If each round is packed separately, no sequence contains a
-    sample twice.
+    A source that is taken 2.5 times is in the first two rounds; half of its samples, drawn with `seed`, are in the
+    third. If each round is packed separately, no sequence contains a sample twice.
+
+    Args:
+        sources: samples per source.
+        mix: share of each source in the epoch.
+        seed: seed of the random draw.
     """
     result: list[list[T]] = []
     for at, (samples, part) in enumerate(zip(sources, mix, strict=True)):
@@ -67,15 +76,17 @@ def rounds(sources: Sequence[Sequence[T]], mix: Sequence[Part], seed: int) -> li
 
 
 def hold_out(sources: Sequence[Sequence[T]], share: float, seed: int) -> tuple[list[list[T]], list[T]]:
-    """Return the training samples of each source, and the validation samples: a `share` of each, at least one in all.
+    """Split samples at random into training samples per source, and validation samples of all sources.
+
+    The validation samples are `share` of each source, and at least one in total.
 
     Raises:
-        UserError: the share is not between 0 and 1, or there is only one sample.
+        UserError: `share` is not between 0 and 1, or no source has two samples.
     """
     if not 0 < share < 1:
         raise UserError(f"--validation {share} must be between 0 and 1", "0.05 holds out 5 % of the samples")
     if sum(map(len, sources)) < 2 or max(map(len, sources)) < 2:
-        raise UserError("one sample cannot be split into training and validation", "add samples")
+        raise UserError("a single sample cannot be split into training and validation", "add samples")
     counts = [min(len(samples) - 1, round(share * len(samples))) for samples in sources]
     if not any(counts):
         largest_source = max(range(len(sources)), key=lambda at: len(sources[at]))

@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     import numpy as np
 
 LONG = ("refuse", "cut", "drop")
-"""Values of `--long`: how to handle samples that are longer than the sequence length."""
+"""Values of `--long`, for samples that are longer than the sequence length."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Statistics of the samples, stored in a JSON file under these names."""
+    """Numbers of samples and tokens after truncation, stored in JSON under these names."""
 
     samples: int
     cut: int = 0
-    """Truncated samples."""
+    """Samples that were truncated."""
     dropped: int = 0
     """Samples that were left out."""
     tokens: int = 0
-    """Tokens that the model reads."""
+    """Input tokens."""
     learnt: int = 0
     """Tokens in the loss."""
     longest: int = 0
     """Tokens of the longest sample before truncation."""
 
 
-def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[list[Encoded], Counts]:
-    """Limit samples to `length` input tokens and one target token, and count those that are truncated or dropped.
+def limit_lengths(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[list[Encoded], Counts]:
+    """Return the samples with at most `length` input tokens and one target token, and their counts.
 
-    Truncation removes the end of a sample. Samples without any token in the loss are dropped.
+    Longer samples are truncated at the end if `long` is "cut", dropped if it is "drop", and an error if it is "refuse".
+    Samples without a token in the loss are dropped.
 
     Raises:
-        UserError: samples are too long and `long` is "refuse", or no sample remains.
+        UserError: a sample is too long and `long` is "refuse", or no sample remains.
     """
     too_long = sum(len(sample.ids) > length + 1 for sample in samples)
     longest_sample = max(samples, key=lambda sample: len(sample.ids))
@@ -56,7 +57,7 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
         raise UserError(
             f"{too_long} of {len(samples)} samples have more than {length} tokens; the longest, {location}, has "
             f"{len(longest_sample.ids)}",
-            "truncate them with --long cut, leave them out with --long drop, or raise data.seq_length=N",
+            "truncate them with --long cut, drop them with --long drop, or increase data.seq_length=N",
         )
     kept: list[Encoded] = []
     truncated = 0
@@ -72,8 +73,8 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
             kept.append(shortened_sample)
             truncated += is_long
     if not kept:
-        message = f"no sample remains: all {len(samples)} are longer than {length} tokens"
-        raise UserError(message, "raise data.seq_length=N")
+        message = f"no sample remains: all {len(samples)} are longer than {length} tokens, or have no token in the loss"
+        raise UserError(message, "increase data.seq_length=N")
     return kept, Counts(
         samples=len(kept),
         cut=truncated,
@@ -85,14 +86,18 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
 
 
 def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> list[list[Encoded]]:
-    """Pack samples into bins of at most `size` input tokens with best-fit decreasing.
+    """Pack samples into bins of at most `size` input tokens with best-fit decreasing, in random order.
 
-    Every sample is padded to a multiple of `multiple` tokens, because context parallelism splits it.
+    Args:
+        samples: samples of at most `size` input tokens.
+        size: input tokens per bin.
+        multiple: each sample is padded to a multiple of this many tokens, because context parallelism splits it.
+        seed: seed for shuffling the bins.
     """
     bins: list[list[Encoded]] = []
     free: list[tuple[int, int]] = []  # (free tokens, index of the bin), sorted
     for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
-        needed_length = _padded_length(sample, multiple)
+        needed_length = _compute_padded_length(sample, multiple)
         index = bisect.bisect_left(free, (needed_length, -1))  # the fullest bin with enough space
         if index < len(free):
             space, number = free.pop(index)
@@ -105,19 +110,26 @@ def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> lis
     return bins
 
 
-def _padded_length(sample: Encoded, multiple: int) -> int:
+def _compute_padded_length(sample: Encoded, multiple: int) -> int:
+    """Return the number of input tokens of a sample, rounded up to a multiple of `multiple`."""
     return -(-(len(sample.ids) - 1) // multiple) * multiple
 
 
-def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, filler: int, batch: int = 1) -> None:
-    """Write bins as an .npy file of dicts for NeMo's `GPTSFTPackedDataset`; `filler` is the padding token.
+def write_bins(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, filler: int, batch: int = 1) -> None:
+    """Write bins as an .npy file of dicts for NeMo's `GPTSFTPackedDataset`.
 
-    The last `batch` is completed with fully masked bins, because NeMo drops incomplete validation batches.
+    Args:
+        bins: samples per packed sequence.
+        path: the file.
+        multiple: each sample is padded to a multiple of this many tokens.
+        filler: id of the padding token.
+        batch: the file is filled to a multiple of this many sequences with fully masked ones, because NeMo drops
+            incomplete validation batches.
     """
     import numpy as np
 
-    rows = [_pack_row(samples, multiple, filler) for samples in bins]
-    masked = _Packed(**{**rows[0], "loss_mask": np.zeros_like(rows[0]["loss_mask"])})
+    rows = [_concatenate(samples, multiple, filler) for samples in bins]
+    masked = _PackedSequence(**{**rows[0], "loss_mask": np.zeros_like(rows[0]["loss_mask"])})
     padding_rows = -len(rows) % batch
     rows += [masked] * padding_rows
     array = np.empty(len(rows), dtype=object)
@@ -126,25 +138,25 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
         np.save(stream, array, allow_pickle=True)
 
 
-class _Packed(TypedDict):
-    """A packed sequence in NeMo's format. Arrays take an eighth of the memory of lists in every process."""
+class _PackedSequence(TypedDict):
+    """A packed sequence in NeMo's format. The arrays use an eighth of the memory of lists."""
 
     input_ids: np.ndarray
     loss_mask: np.ndarray
     seq_start_id: list[int]
 
 
-def _pack_row(samples: Sequence[Encoded], multiple: int, filler: int) -> _Packed:
-    """Pack samples into one sequence.
+def _concatenate(samples: Sequence[Encoded], multiple: int, filler: int) -> _PackedSequence:
+    """Return the samples of a bin as one packed sequence.
 
-    The inputs are all ids of a sample except the last, the targets all except the first, so `loss_mask[i]` belongs to
+    The inputs of a sample are all ids except the last, the targets all except the first, so `loss_mask[i]` refers to
     the prediction of `input_ids[i + 1]`.
     """
     import numpy as np
 
-    lengths = [_padded_length(sample, multiple) + 1 for sample in samples]
+    lengths = [_compute_padded_length(sample, multiple) + 1 for sample in samples]
     starts = [0, *itertools.accumulate(lengths)]
-    row = _Packed(
+    row = _PackedSequence(
         input_ids=np.full(starts[-1], filler, np.int32),
         loss_mask=np.zeros(starts[-1], np.uint8),
         seq_start_id=starts[:-1],
@@ -156,7 +168,7 @@ def _pack_row(samples: Sequence[Encoded], multiple: int, filler: int) -> _Packed
 
 
 def write_metadata(parts: Sequence[Sequence[Sequence[Encoded]]], path: Path) -> None:
-    """Write the statistics that NeMo requires for packed files; each part has the bins of one file."""
+    """Write the statistics that NeMo requires for packed files; each element of `parts` has the bins of one file."""
     facts = [
         {
             "max_samples_per_bin": max(map(len, bins)),

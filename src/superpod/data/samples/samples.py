@@ -1,4 +1,4 @@
-"""Stream the samples in files for fine-tuning, and collect lines that are not valid samples."""
+"""Stream the samples of files for fine-tuning, and collect lines that are not valid samples."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from superpod.data.samples import sample_kinds
 from superpod.data.samples.sample_kinds import HINT, KINDS, Keys, Sample
 from superpod.errors import UserError
 
-__all__ = ["BadLines", "Reading", "Sample", "read", "stream"]
+__all__ = ["BadLines", "ReadOptions", "Sample", "read_samples", "stream_samples"]
 
-MAX_SHOWN = 3
-"""Maximum number of bad lines that a message shows; it counts the others."""
+_MAX_SHOWN = 3
+"""Maximum number of bad lines, or reasons, that a message lists."""
 MAX_BAD_LINES = 1000
-"""Number of bad lines after which reading stops if no bad lines are allowed."""
-SKIPPED = "skipped.jsonl"
-"""Name of the file that stores skipped lines."""
+"""Number of bad lines after which reading stops if bad lines are not skipped."""
+SKIPPED_FILE = "skipped.jsonl"
+"""Name of the file with the skipped lines."""
 MAX_BAD_SHARE = 0.05
-"""Default maximum share of bad lines; with more, the file probably has another format."""
+"""Default maximum share of bad lines. With more, the file probably has another format."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Options for reading samples: `keys` are NAME=KEY, `system` is added to chats without a system message."""
+class ReadOptions:
+    """Options for reading samples.
+
+    Attributes:
+        keys: options NAME=KEY that rename keys of rows.
+        skip: whether to skip bad lines, up to `max_bad_share` of all lines; if not, they are an error.
+        max_bad_share: maximum share of skipped lines.
+        system: system message for chats that have none; "" for none.
+    """
 
     keys: tuple[str, ...] = ()
     skip: bool = False
@@ -37,7 +44,7 @@ class Reading:
     system: str = ""
 
     def check(self) -> None:
-        """Check the options. Raises UserError."""
+        """Raise UserError if an option is invalid."""
         Keys(self.keys)
         if not 0 <= self.max_bad_share <= 1:
             raise UserError(
@@ -50,27 +57,27 @@ class Reading:
                 raise UserError("--system is not UTF-8", "enter it again") from None
 
 
-DEFAULT = Reading()
+DEFAULT = ReadOptions()
 
 
 @dataclass
 class BadLines:
-    """The lines that are not valid samples. With `skip` they are skipped, up to a share; otherwise they are an error.
+    """Collects the lines that are not valid samples.
 
-    `keep` is the file to which they are written, with a JSON object per line: file, line, reason and text.
+    `keep` is a file to which they are written, one JSON object per line with file, line, reason and text; or None.
     """
 
-    reading: Reading = DEFAULT
+    reading: ReadOptions = DEFAULT
     keep: Path | None = None
     count: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     _shown: list[str] = field(default_factory=list)
 
     def add(self, file: str, line: int, reason: str, text: str) -> None:
-        """Add a bad line. Raises UserError after `MAX_BAD_LINES` lines if no bad lines are allowed."""
+        """Add a bad line. Raises UserError at `MAX_BAD_LINES` lines if bad lines are not skipped."""
         self.count += 1
-        self.reasons[_generalize(reason)] += 1
-        if len(self._shown) < MAX_SHOWN:
+        self.reasons[_remove_details(reason)] += 1
+        if len(self._shown) < _MAX_SHOWN:
             self._shown.append(f"{file}:{line}: {reason}" if file else f"line {line}: {reason}")
         if self.keep:
             row = {"file": file, "line": line, "reason": reason, "text": text}
@@ -80,15 +87,20 @@ class BadLines:
             raise self._error("and possibly more lines", HINT)
 
     def check(self, good: int, name: str) -> None:
-        """Check the share of bad lines among `good` samples and bad lines. Raises UserError, also without samples."""
+        """Raise UserError if there are too many bad lines, or no samples.
+
+        Args:
+            good: number of valid samples.
+            name: name of the source for the error message.
+        """
         if self.count and not self.reading.skip:
-            more = f"and {self.count - MAX_SHOWN} more lines" if self.count > MAX_SHOWN else ""
+            more = f"and {self.count - _MAX_SHOWN} more lines" if self.count > _MAX_SHOWN else ""
             raise self._error(more, f"{HINT}; --skip-bad-lines skips such lines")
         share = self.count / (self.count + good) if self.count else 0
         if share > self.reading.max_bad_share or (self.count and not good):
             message = (
-                f"{name}: {self.count} of {self.count + good} lines are bad, {share:.1%}, but --max-bad-share is "
-                f"{self.reading.max_bad_share:g} ({self.summary})"
+                f"{name}: {self.count} of {self.count + good} lines are bad ({share:.1%}), but --max-bad-share is "
+                f"{self.reading.max_bad_share:g}: {self.summary}"
             )
             raise self._error(message, HINT)
         if not good:
@@ -99,8 +111,8 @@ class BadLines:
 
     @property
     def summary(self) -> str:
-        """The most frequent reasons with their counts."""
-        common = self.reasons.most_common(MAX_SHOWN)
+        """The most frequent reasons with their counts, such as "3 x not JSON, 1 others"."""
+        common = self.reasons.most_common(_MAX_SHOWN)
         texts = [f"{count} x {reason}" for reason, count in common]
         other_count = self.count - sum(count for _, count in common)
         if other_count:
@@ -108,13 +120,13 @@ class BadLines:
         return ", ".join(texts)
 
 
-def _generalize(reason: str) -> str:
-    """Replace the parts of a reason that vary between lines: numbers and quoted text."""
+def _remove_details(reason: str) -> str:
+    """Return a reason without numbers and quoted text, which vary between lines."""
     return re.sub(r"\d+", "N", re.sub(r"'[^']*'", "...", reason))[:80]
 
 
-def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
-    """Yield the samples in the files, in order; append lines that are not valid samples to `bad`.
+def stream_samples(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
+    """Yield the samples of the files in order, and add the lines that are not valid samples to `bad`.
 
     The caller must call `bad.check` at the end.
 
@@ -124,11 +136,11 @@ def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
     keys = Keys(bad.reading.keys)
     for file in files:
         first: tuple[str, int] | None = None
-        for row in rows.read(file, keys.columns):
+        for row in rows.read_rows(file, keys.columns):
             try:
                 if row.problem:
                     raise ValueError(row.problem)
-                kind, sample = sample_kinds.sample(row.number, row.value, keys, bad.reading.system)
+                kind, sample = sample_kinds.convert_row(row.number, row.value, keys, bad.reading.system)
                 first = first or (kind, row.number)
                 if kind != first[0]:
                     raise ValueError(
@@ -141,14 +153,9 @@ def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
             yield replace(sample, file=str(file))
 
 
-def read(path: Path, reading: Reading = DEFAULT) -> list[Sample]:
-    """Read all samples of a file in order, without blank lines.
-
-    Raises:
-        UserError: the file does not exist, contains no sample, or has lines that are not samples. The message contains
-            the first three lines with their reasons.
-    """
+def read_samples(path: Path, reading: ReadOptions = DEFAULT) -> list[Sample]:
+    """Return all samples of a file in order. Raises UserError if there are none, or too many bad lines."""
     bad = BadLines(reading)
-    samples = list(stream([path], bad))
+    samples = list(stream_samples([path], bad))
     bad.check(len(samples), paths.shorten(path))
     return samples

@@ -15,14 +15,14 @@ from superpod.data.folder import (
     MAX_VOCAB,
     DataFolder,
     check_hub_name,
-    name_in_folder,
     parse_split,
+    relative_if_inside,
 )
 from superpod.data.tokens import indexed, tokenizer
 from superpod.errors import UserError
 
-_SAMPLE = 1 << 18
-"""Number of tokens read at each of three positions of a prefix, to check that their ids are in the vocabulary."""
+_CHECKED_TOKENS = 1 << 18
+"""Tokens checked at the beginning, the middle and the end of a prefix; reading all of a corpus takes minutes."""
 
 
 def add(
@@ -37,7 +37,7 @@ def add(
     sha256: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataFolder:
-    """Write `out`/dataset.json for existing prefixes, and return the validated folder.
+    """Register existing token files in `out`/dataset.json, and return the validated data folder.
 
     Registering the same files again has no effect.
 
@@ -45,11 +45,11 @@ def add(
         out: the data folder.
         prefixes: paths of the token files, with or without .bin or .idx.
         tokenizer_name: a folder, a .model file or a name on the Hugging Face Hub.
-        weights: weight per prefix; None to blend by size.
+        weights: weight per prefix; None for a blend by number of tokens.
         split: shares of training, validation and test.
-        vocab_size: required only if the tokenizer cannot be read on this machine.
+        vocab_size: number of token ids; required only if the tokenizer cannot be read on this machine.
         index_cache: folder for Megatron's sample indices.
-        sha256: compute a digest of each prefix.
+        sha256: whether to compute a digest of each prefix.
         progress: called with (processed bytes, total bytes) while digests are computed.
 
     Raises:
@@ -57,26 +57,26 @@ def add(
             vocabulary.
     """
     folder = Path(out).absolute()
-    paths.check_out(folder, FILE)
+    paths.check_output_folder(folder, FILE)
     if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
         message = f"--vocab-size is {paths.shorten(vocab_size)}; it must be between 1 and {MAX_VOCAB}"
-        raise UserError(message, "leave it out if the tokenizer can be read on this machine")
+        raise UserError(message, "omit it if the tokenizer can be read on this machine")
     for option, value in (*(("--prefix", prefix) for prefix in prefixes), ("--tokenizer", tokenizer_name)):
         if not value.strip():
             raise UserError(f"{option} is empty", "pass a path")
         paths.check(value)
     if index_cache:
         paths.check(index_cache)
-    prefix_paths = [_without_suffix(prefix) for prefix in prefixes]
+    prefix_paths = [_strip_suffix(prefix) for prefix in prefixes]
     if not prefix_paths:
-        raise UserError("data add needs at least one --prefix", "pass the path of a .bin/.idx pair without the suffix")
+        raise UserError("at least one --prefix is required", "pass the path of a .bin/.idx pair without its suffix")
     parse_split(split)
     indices = [indexed.verify(prefix) for prefix in prefix_paths]
-    name = _name_tokenizer(tokenizer_name, folder)
-    vocab = _vocab(name, folder, vocab_size)
+    name = _locate_tokenizer(tokenizer_name, folder)
+    vocab = _find_vocab_size(name, folder, vocab_size)
     for prefix, index in zip(prefix_paths, indices, strict=True):
-        _check_ids(prefix, index, vocab)
-    names = tuple(name_in_folder(prefix, folder) for prefix in prefix_paths)
+        _check_token_ids(prefix, index, vocab)
+    names = tuple(relative_if_inside(prefix, folder) for prefix in prefix_paths)
     data_folder = DataFolder(
         path=folder,
         prefixes=names,
@@ -86,18 +86,18 @@ def add(
         vocab=vocab,
         tokens=sum(index.tokens for index in indices),
         documents=sum(index.documents for index in indices),
-        index_cache=name_in_folder(index_cache, folder) if index_cache else None,
+        index_cache=relative_if_inside(index_cache, folder) if index_cache else None,
     )
-    _check(data_folder)
-    _require_own_folder(data_folder)
+    _check_with_option_names(data_folder)
+    _require_empty_or_data_folder(data_folder)
     if sha256:
-        data_folder = replace(data_folder, sha256=_digests(names, prefix_paths, progress))
+        data_folder = replace(data_folder, sha256=_compute_digests(names, prefix_paths, progress))
     _require_distinct_tokens(data_folder)
     return _register(data_folder)
 
 
 def _require_distinct_tokens(data_folder: DataFolder) -> None:
-    """Reject two prefixes that are links to the same files, or copies with the same digest. Raises UserError."""
+    """Raise UserError if two prefixes are links to the same files, or copies with the same digest."""
     seen: dict[object, str] = {}
     for prefix, path in zip(data_folder.prefixes, data_folder.prefix_paths, strict=True):
         for identity in (indexed.bin_path(path).resolve(), data_folder.sha256.get(prefix)):
@@ -109,11 +109,11 @@ def _require_distinct_tokens(data_folder: DataFolder) -> None:
 
 
 _OPTIONS = {"weights": "--weight", "prefixes": "--prefix", "index_cache": "--index-cache"}
-"""Key of dataset.json -> option that sets it, if their names differ."""
+"""Key of dataset.json -> option, if their names differ."""
 
 
-def _check(data_folder: DataFolder) -> None:
-    """Call `DataFolder.check`; its messages name options instead of keys of dataset.json, which does not exist yet."""
+def _check_with_option_names(data_folder: DataFolder) -> None:
+    """Call `DataFolder.check`, and replace the keys of dataset.json in its error by the options that set them."""
     try:
         data_folder.check()
     except UserError as error:
@@ -124,21 +124,23 @@ def _check(data_folder: DataFolder) -> None:
         raise UserError(f"{option}: {rest}" if colon else key, error.hint) from None
 
 
-def _require_own_folder(data_folder: DataFolder) -> None:
+def _require_empty_or_data_folder(data_folder: DataFolder) -> None:
+    """Raise UserError if the folder contains files that are neither a data folder nor one of its prefixes."""
     folder = data_folder.path
     if (folder / FILE).exists() or not folder.exists():
         return
-    if os.listdir(folder) and all(map(os.path.isabs, data_folder.prefixes)):  # no prefix is inside the folder
+    if os.listdir(folder) and all(map(os.path.isabs, data_folder.prefixes)):  # all prefixes are outside
         raise UserError(f"{folder} contains other files", "choose another --out, or an empty folder")
 
 
 def _register(data_folder: DataFolder) -> DataFolder:
+    """Write dataset.json and return the validated folder. Raises UserError if the file exists with other values."""
     folder = data_folder.path
     if (folder / FILE).exists():
         existing_folder = DataFolder.load(folder)
-        if existing_folder.facts() != data_folder.facts():
-            changed = [key for key, value in data_folder.facts().items() if existing_folder.facts()[key] != value]
-            message = f"{folder} is already a data folder with different values of {', '.join(changed)}"
+        if existing_folder.as_json() != data_folder.as_json():
+            changed = [key for key, value in data_folder.as_json().items() if existing_folder.as_json()[key] != value]
+            message = f"{folder} is a data folder with different values of {', '.join(changed)}"
             raise UserError(message, f"choose another --out, or delete {folder / FILE}")
         return existing_folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,14 +148,15 @@ def _register(data_folder: DataFolder) -> DataFolder:
     return DataFolder.load(folder)
 
 
-def _without_suffix(prefix: str) -> str:
+def _strip_suffix(prefix: str) -> str:
+    """Return the absolute path of a prefix without .bin or .idx."""
     # A prefix may itself end in .bin; its files are then x.bin.bin and x.bin.idx.
     has_suffix = prefix.endswith((".bin", ".idx")) and not os.path.exists(f"{prefix}.bin")
     return os.path.abspath(os.path.expanduser(prefix[:-4] if has_suffix else prefix))
 
 
-def _name_tokenizer(name: str, folder: Path) -> str:
-    """Return the tokenizer for dataset.json: a path, or `hf:` and a name on the Hub."""
+def _locate_tokenizer(name: str, folder: Path) -> str:
+    """Return the `tokenizer` key of dataset.json: a path, or "hf:" and a name on the Hub."""
     if name.startswith(HUB) or (not os.path.exists(name) and re.fullmatch(r"[\w.-]*\w/[\w.-]+", name)):
         check_hub_name(name, "--tokenizer ")
         return HUB + name.removeprefix(HUB)
@@ -162,14 +165,18 @@ def _name_tokenizer(name: str, folder: Path) -> str:
             f"--tokenizer {paths.shorten(name)} does not exist",
             f"pass a folder, a .model file, or ORG/NAME ({HUB}NAME) on the Hub",
         )
-    return name_in_folder(name, folder)
+    return relative_if_inside(name, folder)
 
 
-def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
-    """Return the vocabulary size of the tokenizer, or `vocab_size` if it cannot be read on this machine."""
+def _find_vocab_size(name: str, folder: Path, vocab_size: int | None) -> int:
+    """Return the tokenizer's number of ids, or `vocab_size` if it cannot be read on this machine.
+
+    Raises:
+        UserError: the tokenizer cannot be read and `vocab_size` is None, or they differ.
+    """
     try:
         if name.startswith(HUB):
-            vocab = tokenizer.size(tokenizer.load_pretrained(name.removeprefix(HUB)).get_vocab())
+            vocab = tokenizer.compute_vocab_size(tokenizer.load_pretrained(name.removeprefix(HUB)).get_vocab())
         else:
             vocab = tokenizer.load(folder / name).vocab
     except tokenizer.BrokenTokenizer:
@@ -180,16 +187,16 @@ def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
         raise UserError(str(error), f"{error.hint}; or pass --vocab-size") from None
     if vocab_size and vocab_size != vocab:
         message = f"--vocab-size is {vocab_size}, but the tokenizer {name} has {vocab} ids"
-        raise UserError(message, "leave out --vocab-size")
+        raise UserError(message, "omit --vocab-size")
     return vocab
 
 
-def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
-    # Only at the beginning, the middle and the end, because reading an entire corpus takes minutes.
+def _check_token_ids(prefix: str, index: indexed.IndexSummary, vocab: int) -> None:
+    """Raise UserError if one of the first, middle or last `_CHECKED_TOKENS` token ids is not in the vocabulary."""
     with open(indexed.bin_path(prefix), "rb") as stream:
-        for start in (0, index.tokens // 2, max(index.tokens - _SAMPLE, 0)):
+        for start in (0, index.tokens // 2, max(index.tokens - _CHECKED_TOKENS, 0)):
             stream.seek(start * index.itemsize)
-            ids = array(indexed.TYPECODES[index.dtype], stream.read(_SAMPLE * index.itemsize))
+            ids = array(indexed.TYPECODES[index.dtype], stream.read(_CHECKED_TOKENS * index.itemsize))
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 wrong_id = max(ids) if max(ids) >= vocab else min(ids)
                 file = indexed.bin_path(prefix)
@@ -197,7 +204,10 @@ def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
                 raise UserError(message, "pass the tokenizer with which these files were built")
 
 
-def _digests(names: Sequence[str], prefixes: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, str]:
+def _compute_digests(
+    names: Sequence[str], prefixes: Sequence[str], progress: Callable[[int, int], None]
+) -> dict[str, str]:
+    """Return the sha256 of each prefix by name; `progress` is called with (processed bytes, total bytes)."""
     sizes = [path(prefix).stat().st_size for prefix in prefixes for path in (indexed.bin_path, indexed.idx_path)]
     done, total = 0, sum(sizes)
 

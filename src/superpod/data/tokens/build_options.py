@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.data import paths
-from superpod.data.folder import default_split, parse_split
-from superpod.data.samples.samples import MAX_BAD_SHARE, Reading
+from superpod.data.folder import parse_split
+from superpod.data.samples.samples import MAX_BAD_SHARE, ReadOptions
 from superpod.data.tokens import tokenizer
 from superpod.errors import UserError
 
@@ -15,12 +15,12 @@ class BuildOptions:
     """All options that determine the result of a build.
 
     Attributes:
-        vocab_size: train a tokenizer with this many ids. Exactly one of `vocab_size` and `tokenizer` is set.
+        vocab_size: number of ids of the tokenizer to train. Exactly one of `vocab_size` and `tokenizer` is set.
         tokenizer: folder or .model file of an existing tokenizer.
         json_key: key of the text in JSON lines and tables.
         seed: seed for shuffling the documents.
-        split: shares of training, validation and test. None for `default_split`.
-        skip: skip lines that are not documents, up to `max_bad_share` of all lines.
+        split: shares of training, validation and test; None for `default_split`.
+        skip: whether to skip lines that are not documents, up to `max_bad_share` of all lines.
         max_bad_share: maximum share of skipped lines.
     """
 
@@ -33,8 +33,8 @@ class BuildOptions:
     max_bad_share: float = MAX_BAD_SHARE
 
     def check(self) -> None:
-        """Check the options. Raises UserError for conflicts and invalid values."""
-        Reading(skip=self.skip, max_bad_share=self.max_bad_share).check()
+        """Raise UserError if options conflict or have invalid values."""
+        ReadOptions(skip=self.skip, max_bad_share=self.max_bad_share).check()
         if self.split is not None:
             parse_split(self.split)
         if (self.vocab_size is None) == (self.tokenizer is None):
@@ -42,12 +42,12 @@ class BuildOptions:
             hint = "--vocab-size 4096 trains a tokenizer; --tokenizer PATH uses an existing one"
             raise UserError(f"exactly one of --vocab-size and --tokenizer is required, not {given_text}", hint)
         if self.vocab_size is not None:
-            tokenizer.check_vocab(self.vocab_size)
+            tokenizer.check_vocab_size(self.vocab_size)
         if self.tokenizer is not None:
-            paths.check(self.tokenizer, "--tokenizer ", tokenizer.FETCH)
+            paths.check(self.tokenizer, "--tokenizer ", tokenizer.DOWNLOAD_HINT)
             if not self.tokenizer.exists():
-                raise UserError(f"--tokenizer {self.tokenizer} does not exist", tokenizer.FETCH)
-            tokenizer.files(self.tokenizer)
+                raise UserError(f"--tokenizer {self.tokenizer} does not exist", tokenizer.DOWNLOAD_HINT)
+            tokenizer.list_files(self.tokenizer)
             if self.tokenizer.is_file():
                 tokenizer.load(self.tokenizer)  # report an invalid file before minutes of reading text
         if not 0 <= self.seed < 1 << 32:
@@ -55,11 +55,7 @@ class BuildOptions:
                 f"--seed is {self.seed}; it must be between 0 and {2**32 - 1}", "choose a seed in this range"
             )
 
-    def split_for(self, documents: int) -> str:
-        """Return the split for a number of documents."""
-        return self.split or default_split(documents)
-
     def encoding(self) -> dict[str, int | str | None]:
-        """Return the options that affect the tokenized shards, as JSON values."""
+        """Return the options that affect the tokens, as a dict of JSON values."""
         digest = tokenizer.digest(self.tokenizer) if self.tokenizer else None
         return {"vocab_size": self.vocab_size, "tokenizer": digest, "json_key": self.json_key, "seed": self.seed}

@@ -1,4 +1,4 @@
-"""Entropy of the token frequencies: the loss of a model without context, below which training must get."""
+"""Entropy of the token frequencies: the lowest loss of a model that ignores context."""
 
 from typing import TYPE_CHECKING
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 def unigram_entropy(folder: DataFolder, split: str = "validation") -> float:
-    """Return the entropy of a part's token frequencies, -sum(p ln p), in nats per token.
+    """Return the entropy of the token frequencies in a split, -sum(p ln p), in nats per token.
 
-    No model without context can have a lower loss on that part, so a lower validation loss shows that the model uses
-    context. Megatron's split determines the documents of the part. A weighted blend mixes the frequencies of its
-    prefixes by weight; other blends mix them by tokens.
+    No model that ignores context can have a lower loss on that split, so a lower validation loss shows that the model
+    uses context. The documents are those of Megatron's split. The frequencies of several prefixes are averaged with the
+    weights of the blend, or else by number of tokens.
 
     Raises:
-        UserError: the part is unknown or empty.
+        UserError: `split` is not train, validation or test, or has no tokens.
     """
     import numpy as np
 
     if split not in SPLITS:
-        raise UserError(f"there is no part {split!r}", f"choose one of {', '.join(SPLITS)}")
-    counts = [_counts(folder, number, split) for number in range(len(folder.prefixes))]
+        raise UserError(f"unknown split {split!r}", f"choose one of {', '.join(SPLITS)}")
+    counts = [_count_tokens(folder, number, split) for number in range(len(folder.prefixes))]
     weights = folder.weights if folder.weights and len(counts) > 1 else [float(count.sum()) for count in counts]
     mixed_counts = np.zeros(max(count.size for count in counts))  # [vocabulary], not yet normalised
     for count, weight in zip(counts, weights, strict=True):
@@ -32,17 +32,17 @@ def unigram_entropy(folder: DataFolder, split: str = "validation") -> float:
             mixed_counts[: count.size] += count / count.sum() * weight
     shares = mixed_counts[mixed_counts > 0] / mixed_counts.sum() if mixed_counts.any() else mixed_counts[:0]
     if not shares.size:
-        hint = "use a split with a larger share for it, or more documents"
-        raise UserError(f"the {split} part of split {folder.split} has no tokens in {folder.path}", hint)
+        hint = "increase its share, or add documents"
+        raise UserError(f"{split} has no tokens in {folder.path} with split {folder.split}", hint)
     return float(-(shares * np.log(shares)).sum())
 
 
-def _counts(folder: DataFolder, number: int, split: str) -> "np.ndarray":
-    """Count the occurrences of each token id in one split of one prefix."""
+def _count_tokens(folder: DataFolder, number: int, split: str) -> "np.ndarray":
+    """Return the number of occurrences of each token id in a split of prefix `number`, as int64[vocab]."""
     import numpy as np
 
     prefix = folder.prefix_paths[number]
-    lengths = np.frombuffer(indexed.lengths(prefix), dtype=np.int32).astype(np.int64)
+    lengths = np.frombuffer(indexed.read_lengths(prefix), dtype=np.int32).astype(np.int64)
     begin, end = split_ranges(folder.split, lengths.size)[SPLITS.index(split)]
     first, last = int(lengths[:begin].sum()), int(lengths[:end].sum())
     tokens = np.memmap(indexed.bin_path(prefix), dtype=indexed.read_header(prefix)[0], mode="r")

@@ -1,4 +1,4 @@
-"""Jobs of `data build`: train a tokenizer, and tokenize shards, in worker processes."""
+"""Jobs of the worker processes of `data build`: train a tokenizer, and tokenize a shard."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from superpod.common import atomic_file, atomic_folder
 from superpod.data.readers import documents
 from superpod.data.tokens import indexed, tokenizer
 from superpod.errors import UserError
 
-if TYPE_CHECKING:
-    pass
-
 _BATCH = 1 << 20
 """Characters per call of the tokenizer, to limit the memory of a worker."""
 _MAX_CHARACTERS = 1 << 23
-"""Maximum length of a text that is tokenized at once; longer texts are split at line ends for tokenization."""
+"""Maximum length of a text that is tokenized at once; longer texts are split at line ends."""
 
 
 @dataclass(frozen=True)
-class TrainJob:
-    """Train a tokenizer with a vocabulary of `vocab` tokens on the texts `pieces`, and write it to the folder `out`."""
+class TokenizerJob:
+    """Train a tokenizer with at most `vocab` ids on the documents of `pieces`, and write it to the folder `out`."""
 
     pieces: tuple[documents.Piece, ...]
     json_key: str
@@ -36,7 +32,7 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Tokenize `pieces`, and write them to the prefix `prefix`."""
+    """Tokenize the documents of `pieces`, and write them to the prefix `prefix`."""
 
     pieces: tuple[documents.Piece, ...]
     json_key: str
@@ -52,7 +48,7 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardDone:
-    """Contents of a finished shard, with the numbers of blank documents (`empty`) and skipped lines (`bad`)."""
+    """Counts of a finished shard: documents, tokens, blank documents (`empty`) and skipped lines (`bad`)."""
 
     documents: int
     tokens: int
@@ -60,23 +56,23 @@ class ShardDone:
     bad: int = 0
 
 
-def train(job: TrainJob) -> int:
-    """Train a tokenizer in a worker process, and return its number of ids. An incomplete `out` is never visible."""
+def train_tokenizer(job: TokenizerJob) -> int:
+    """Train a tokenizer, write it atomically to `job.out`, and return its number of ids."""
     import os
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # no other job runs at the same time
     ignore: documents.BadLine | None = (lambda *_: None) if job.skip else None
-    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, ignore))
+    texts = (text for piece in job.pieces for text in documents.read_documents(piece, job.json_key, ignore))
     with atomic_folder.create_atomically(Path(job.out)) as temporary:
         reached = tokenizer.train(texts, job.vocab, temporary)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return reached
 
 
-def encode(job: ShardJob) -> ShardDone:
-    """Tokenize a shard in a worker process, with an end-of-document id after every document.
+def tokenize_shard(job: ShardJob) -> ShardDone:
+    """Tokenize a shard, append the end-of-document id to every document, and return the counts.
 
-    `prefix`.json is written last and atomically, and marks the shard as finished.
+    `prefix`.json with the counts is written last, and marks the shard as finished.
     """
     empty = total = count = bad = 0
 
@@ -85,7 +81,7 @@ def encode(job: ShardJob) -> ShardDone:
         bad += 1
         skipped.write(json.dumps({"file": file, "line": line, "reason": reason, "text": text}) + "\n")
 
-    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out, open(bad_lines(job.prefix), "w") as skipped:
+    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out, open(bad_lines_path(job.prefix), "w") as skipped:
         for tokens in _encode_documents(job, keep if job.skip else None):
             if not tokens:
                 empty += 1
@@ -98,27 +94,27 @@ def encode(job: ShardJob) -> ShardDone:
     return result
 
 
-def bad_lines(prefix: str) -> Path:
-    """Return the file with the skipped lines of a shard."""
+def bad_lines_path(prefix: str) -> Path:
+    """Return the path of the file with the skipped lines of a shard."""
     return Path(f"{prefix}.bad.jsonl")
 
 
 def read_finished(prefix: str) -> ShardDone | None:
-    """Return the contents of a shard if it is finished and its files are valid, else None."""
+    """Return the counts of a shard, or None if it is not finished or its files are invalid."""
     try:
         result = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
         if result.documents:
-            facts = indexed.verify(prefix)
-            return result if (facts.documents, facts.tokens) == (result.documents, result.tokens) else None
+            index = indexed.verify(prefix)
+            return result if (index.documents, index.tokens) == (result.documents, result.tokens) else None
     except (OSError, ValueError, TypeError, UserError):
         return None
     return result
 
 
 def _encode_documents(job: ShardJob, bad: documents.BadLine | None) -> Iterator[list[int]]:
-    """Yield the token ids of each document in order, [] for a blank one."""
-    encode = _encoder(job.tokenizer)
-    texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, bad))
+    """Yield the token ids of each document in order, [] for a blank document."""
+    encode = _load_encoder(job.tokenizer)
+    texts = (text for piece in job.pieces for text in documents.read_documents(piece, job.json_key, bad))
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -147,5 +143,5 @@ def _split_long_text(text: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1)
-def _encoder(choice: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    return tokenizer.encoder(choice)  # cached, so that a worker loads it once for all shards
+def _load_encoder(choice: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+    return tokenizer.load_encoder(choice)  # cached, so that a worker loads it once for all shards

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from superpod.common import atomic_file, locks
+from superpod.common import atomic_file, json_files, locks
 from superpod.data.folder import FILE
 from superpod.errors import UserError
 
@@ -15,14 +15,14 @@ _MANIFEST, _LOCK = "build.json", "lock"
 
 
 class UnfinishedBuild:
-    """The folder `DIR/.partial` with the shards, manifest and lock of an unfinished build."""
+    """The work folder `DIR/.partial` of a build, with its shards, manifest and lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work = folder / ".partial"
 
     def check_owner(self) -> None:
-        """Reject a folder that contains anything else than a data folder or an unfinished build. Raises UserError."""
+        """Raise UserError if the folder contains files, but neither a data folder nor an unfinished build."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file, not a folder", "choose another --out")
         names = sorted(os.listdir(self.folder)) if self.folder.exists() else []
@@ -42,37 +42,36 @@ class UnfinishedBuild:
 
     @contextmanager
     def lock(self, identity: str, note: Callable[[str], None]) -> Iterator[None]:
-        """Hold the lock of the folder during a build, and remove the work folder on success.
+        """Hold the lock of the folder during the block, and remove the work folder if the block succeeds.
 
-        Shards of a build with a different `identity` are removed first. `note` is called with messages for the user.
+        Args:
+            identity: digest of text and options; the shards of a build with another identity are removed.
+            note: called with messages for the user.
 
         Raises:
             UserError: another process is building in this folder.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with open(self.work / _LOCK, "w") as lock:
-            _lock(lock.fileno(), self.folder)
+            _acquire_lock(lock.fileno(), self.folder)
             self._remove_other_build(identity, note)
             yield
         self.remove_work_folder()
 
     def _remove_other_build(self, identity: str, note: Callable[[str], None]) -> None:
         manifest = self.work / _MANIFEST
-        try:
-            old_identity = json.loads(manifest.read_bytes()).get("identity")
-        except (OSError, ValueError):
-            old_identity = None
+        old_identity = (json_files.read_json(manifest) or {}).get("identity")
         if old_identity == identity:
             return
         if old_identity:
             note("the unfinished build in this folder used different text or options; starting over")
         for path in self.work.iterdir():
-            if path.name not in (_LOCK, _MANIFEST):  # until it is replaced, the manifest identifies the folder
+            if path.name not in (_LOCK, _MANIFEST):  # the manifest identifies the folder until it is replaced
                 self.remove(path)
         atomic_file.write(manifest, json.dumps({"identity": identity}))
 
     def publish(self, paths: Iterable[Path]) -> None:
-        """Move finished files and folders from the work folder to their final names."""
+        """Move finished files and folders from the work folder to the data folder."""
         for path in paths:
             target = self.folder / path.name
             self.remove(target)
@@ -90,7 +89,7 @@ class UnfinishedBuild:
         self.remove(self.work)
 
 
-def _lock(handle: int, folder: Path) -> None:
+def _acquire_lock(handle: int, folder: Path) -> None:
     try:
         is_locked = locks.lock(handle)
     except OSError:

@@ -1,4 +1,4 @@
-"""Worker processes that print nothing on Ctrl-C and end with their parent."""
+"""A pool of worker processes that print nothing on Ctrl-C and end with their parent."""
 
 import multiprocessing
 import os
@@ -18,22 +18,22 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Run(Protocol):
-    """A function run(function, jobs) that yields (job, result) in the order in which the jobs finish."""
+class RunJobs(Protocol):
+    """Type of a function run(function, jobs) that yields (job, result) as the jobs finish."""
 
     def __call__(self, function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        """Run the jobs in worker processes; the function and its arguments must be picklable."""
+        """Call `function(job)` for each job in a worker process; the function and the jobs must be picklable."""
         ...
 
 
 @contextmanager
-def workers(count: int) -> Iterator[Run]:
-    """Provide a `Run` with `count` spawned processes, which is safe if the caller has threads.
+def start_workers(count: int) -> Iterator[RunJobs]:
+    """Start `count` worker processes, and provide the function that runs jobs in them.
 
-    The iterator raises the exceptions of jobs. On any exception, the processes are killed.
+    Its iterator raises the exceptions of jobs. On any exception, the processes are killed.
 
     Raises:
-        UserError: a process died, usually because of insufficient memory.
+        UserError: a worker process died, usually because of insufficient memory.
     """
     # A fork would copy locks that other threads hold, and could deadlock.
     context = multiprocessing.get_context("spawn")
@@ -42,7 +42,7 @@ def workers(count: int) -> Iterator[Run]:
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_initialize_worker, initargs=(count,))
 
     def run(function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        return _run(pool, count, function, jobs)
+        return _run_jobs(pool, count, function, jobs)
 
     try:
         yield run
@@ -57,10 +57,10 @@ def workers(count: int) -> Iterator[Run]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run(
+def _run_jobs(
     pool: ProcessPoolExecutor, count: int, function: Callable[[Item], Result], jobs: Iterable[Item]
 ) -> Iterator[tuple[Item, Result]]:
-    """Keep two jobs per process in flight, so that memory does not grow with the number of jobs."""
+    """Yield (job, result) as jobs finish, with at most two jobs per process in flight, to limit memory."""
     remaining_jobs = iter(jobs)
     running: dict[Future[Result], Item] = {
         _submit(pool, function, job): job for job in islice(remaining_jobs, 2 * count)
@@ -73,7 +73,7 @@ def _run(
 
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: Item) -> "Future[Result]":
-    """Submit a job with SIGINT blocked. A process started here inherits that, so Ctrl-C prints no traceback."""
+    """Submit a job with SIGINT blocked, so that processes started here inherit the mask and ignore Ctrl-C."""
     # The mask is inherited, so it is set in the parent: the child could be interrupted before its first line.
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -15,7 +15,7 @@ from superpod.collection.sizes.sized import Size, adapt
 from superpod.common import atomic_folder, locks
 from superpod.common.json_files import read_json, write_json
 from superpod.data.samples import packing
-from superpod.data.samples.samples import DEFAULT, Reading
+from superpod.data.samples.samples import DEFAULT, ReadOptions
 from superpod.errors import UserError, did_you_mean
 from superpod.launch.finetuning import tuning_overrides
 from superpod.planner.rules import kernel_rules
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     import nemo_run as run
 
     from superpod.runtime.runs.run_folder import RunFolder
-    from superpod.weights.finetuning.data_and_weights import Sizes
+    from superpod.weights.finetuning.data_and_weights import PackingSizes
 
 BASES = ".models"
 """Folder next to the run folders (`owner.folder_in`) with the models that this user has imported."""
 DECLARED = Size()
 """The smallest declared size of the recipe."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
-_COUNTS = packed_data.COUNTS
+_COUNTS = packed_data.COUNTS_FILE
 _IMPORTER = b"table of both directions, forward check"
 """Part of the digest of a model. Change it if the import changes: models imported by earlier versions, which silently
 lost biases, must not be reused."""
@@ -53,13 +53,13 @@ class Task:
     """absolute paths of files and dataset folders, and absolute globs"""
     validation_data: tuple[str, ...] = ()
     share: float | None = None
-    """share of held-out samples; None = `packed_data.SHARE`, or 0 with `validation_data`"""
+    """share of held-out samples; None = `packed_data.VALIDATION_SHARE`, or 0 with `validation_data`"""
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
     steps: int | None = None
     weights: tuple[float, ...] = ()
-    reading: Reading = DEFAULT
+    reading: ReadOptions = DEFAULT
     template: str = ""
     """absolute path of a Jinja chat template; "" = that of the model"""
     learn: str = "answers"
@@ -90,7 +90,7 @@ class Task:
             value = values.get(name) or ()
             values[name] = (value,) if isinstance(value, str) else tuple(value)
         reading = values.get("reading") or {}
-        values["reading"] = Reading(**{**reading, "keys": tuple(reading.get("keys", ()))})
+        values["reading"] = ReadOptions(**{**reading, "keys": tuple(reading.get("keys", ()))})
         return cls(**values)
 
 
@@ -124,7 +124,7 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
     `--no-pack` writes the same file format, so it helps only for models that ignore the boundaries of samples.
     """
-    why = recipe_job.packing_refusal(recipe.shape)
+    why = recipe_job.explain_no_packing(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
         why = "DoRA in NeMo 2.7.3 passes its latent attention one more dimension than packed samples have"
     ignores_boundaries = recipe_job.ignores_sample_ends(recipe.shape)
@@ -231,10 +231,10 @@ def task_change(
         data = run_folder / "data"
         keeps_model_files = not (deferred_base or task.start)  # the imported checkpoint has copies of them
         model_files = base / KEPT if keeps_model_files else Path(task.model)
-        tokenizer = packed_data.tokenizer_folder(task.samples, model_files, data)
+        tokenizer = packed_data.prepare_tokenizer_folder(task.samples, model_files, data)
         counts = pack_data(task, sizes, tokenizer, data)
         tokenizer = base / KEPT if tokenizer == model_files and not task.start else tokenizer
-        data_and_weights.set_weights(partial, base)
+        data_and_weights.set_initial_weights(partial, base)
         held_out = counts["validation"]["sequences"]
         data_and_weights.set_data(partial, data, sizes, tokenizer, held_out, packed=task.pack)
         steps_and_checkpoints.set_steps(partial, steps)
@@ -275,7 +275,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
             importer = "superpod.launch.convert:import_hf"
             import_arguments = {"folder": str(model), "out": str(base), "forward_check": forward_check}
             subprocess_call.call(importer, log, **import_arguments)
-        for line in conversion.import_notes(base):
+        for line in conversion.read_import_notes(base):
             note(line)
     return base
 
@@ -303,7 +303,7 @@ def is_packed(run: RunFolder) -> bool:
     return (packed_folder(run) / _COUNTS).is_file()
 
 
-def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
+def pack_data(task: Task, sizes: PackingSizes, tokenizer_folder: Path, out: Path) -> Counts:
     """Write packed.json and the .npy files to `out`, unless they exist; return the counts of samples and sequences.
 
     Raises UserError if a sample is too long and `task.long` is "refuse", or there are too few samples.
@@ -313,7 +313,7 @@ def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Co
     existing_counts = read_json(out / _COUNTS)
     if existing_counts:
         return cast("Counts", existing_counts)
-    counts = packed_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
+    counts = packed_data.pack(task.samples, sizes, chat.load_tokenizer(str(tokenizer_folder)), out)
     write_json(out / _COUNTS, counts)  # last: its presence means that the rest is complete
     return counts
 

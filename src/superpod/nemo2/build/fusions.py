@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from superpod.collection.recipe_job import loss_impl, moments, uses_deepep
+from superpod.collection.recipe_job import choose_loss_impl, choose_moments, uses_deepep
 from superpod.nemo2.options import use_bf16_moments
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
@@ -95,7 +95,9 @@ FUSIONS = (
     Fusion(
         "cross_entropy_fusion_impl",
         "te",
-        lambda config, recipe: loss_impl(recipe.model.name, recipe.task) == "te" and config.cross_entropy_loss_fusion,
+        lambda config, recipe: (
+            choose_loss_impl(recipe.model.name, recipe.task) == "te" and config.cross_entropy_loss_fusion
+        ),
         "works in place on the BF16 logits: 2 bytes instead of 10 per logit (helpers.py:377)",
     ),
     Fusion("moe_grouped_gemm", True, _is_moe, "one launch for all experts; recomputation of moe_act requires it"),
@@ -124,7 +126,7 @@ def apply(partial: run.Partial, recipe: Recipe, layout: Layout, gpu: Gpu) -> Non
         _use_deepep(partial)
     if recipe.precision in FP8 and _has_expert_biases(config):
         _pad_tokens_of_experts(partial)
-    if moments(recipe.model.name, recipe.task, recipe.precision, layout.sharding) == "bf16":
+    if choose_moments(recipe.model.name, recipe.task, recipe.precision, layout.sharding) == "bf16":
         use_bf16_moments(partial)
 
 

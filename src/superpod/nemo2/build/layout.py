@@ -162,7 +162,7 @@ def record_source(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
     has_interval = key == layout_text.SAVES and num_nodes in recipe.saves
     if source:
         location = history.Location(filename=source, line_number=0, function_name=None)
-    elif has_interval or key in layout_text.written_fields(recipe.layout(num_nodes)):
+    elif has_interval or key in layout_text.list_written_fields(recipe.layout(num_nodes)):
         line = recipe.lines.get(num_nodes, recipe.line)
         location = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
     else:

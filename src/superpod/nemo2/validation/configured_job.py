@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from superpod.collection.recipe_job import default_options, job, with_attention
+from superpod.collection.recipe_job import default_options, job, set_unfused_attention
 from superpod.errors import UserError
 from superpod.nemo2.validation import configured_shape
 from superpod.nemo2.validation.number_formats import number_format
@@ -133,7 +133,7 @@ def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
     base = replace(base, overlap_grads=bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"]))
     options = read_options(partial, base)
-    return with_attention(PlannedJob(model=model, node=node, fabric=facts.fabric_of(node), options=options, **fields))
+    return set_unfused_attention(PlannedJob(model=model, node=node, fabric=facts.fabric_of(node), options=options, **fields))
 
 
 def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
@@ -145,7 +145,7 @@ def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     planned, fields = job(recipe), _read_fields(partial)
     model = configured_shape.apply_changes(planned.model, recipe.model.make().config, partial.model.config)
     base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
-    return with_attention(planned.replace(model=model, options=read_options(partial, base), **fields))
+    return set_unfused_attention(planned.replace(model=model, options=read_options(partial, base), **fields))
 
 
 of_partial = job_from_partial

@@ -286,7 +286,7 @@ def _group_by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[i
 
 def _entries(saved_proof: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return {facts of a size: (digest of its inputs, digest of what was built)} of the committed file's content."""
-    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.size_digests(saved_proof)}
+    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.list_digests(saved_proof)}
 
 
 def _group_failures(saved_proof: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:

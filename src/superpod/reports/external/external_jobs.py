@@ -1,4 +1,4 @@
-"""Planner jobs of Megatron-LM runs, based on the arguments printed in their logs."""
+"""The planner's jobs for Megatron-LM runs, from the arguments in their logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = {
     "num_layers": "layers", "hidden_size": "hidden", "ffn_hidden_size": "ffn", "num_attention_heads": "heads",
     "num_query_groups": "kv_heads", "padded_vocab_size": "vocab",
 }  # fmt: skip
-"""Model arguments -> columns of the planner tables."""
+"""Model argument of Megatron-LM -> column of the planner's tables."""
 LAYOUT = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
     "virtual_pipeline_model_parallel_size": "vp", "expert_model_parallel_size": "ep",
@@ -32,7 +32,7 @@ FLAGS = (
     *("recompute_num_layers", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "hidden_dropout"),
     *("attention_dropout", "cross_entropy_loss_fusion", "add_qkv_bias", "transformer_impl"),
 )
-"""Arguments that are passed unchanged to the planner, if it supports them."""
+"""Arguments that are passed to the planner unchanged, if it supports them."""
 COMPARED_FIELDS = (
     "layers",
     "hidden",
@@ -48,11 +48,11 @@ COMPARED_FIELDS = (
 )
 """Fields of a model shape that identify the model."""
 REQUIRED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads")
-NONE = ("None", "none", "")
+NONE_TEXTS = ("None", "none", "")
 
 
 def parse_count(facts: Mapping[str, str], name: str) -> int | None:
-    """Return a printed argument as a positive integer; None if it is missing or something else."""
+    """Return the argument `name` as a positive integer; None if it is missing or not one."""
     text = facts.get(name, "")
     return int(text) if text.isdigit() and int(text) else None
 
@@ -60,7 +60,14 @@ def parse_count(facts: Mapping[str, str], name: str) -> int | None:
 def build_job(
     facts: Mapping[str, str], gpu: str, gpus: int | None, seq: int | None, batch: int | None
 ) -> tuple[PlannedJob | None, str]:
-    """Build the job for printed arguments on a GPU; if that is not possible, return (None, reason).
+    """Return (job, "") for the arguments of a run, or (None, reason) if it cannot be planned.
+
+    Args:
+        facts: Megatron-LM's arguments by name.
+        gpu: type of the GPUs; "" if unknown.
+        gpus: number of GPUs.
+        seq: sequence length in tokens.
+        batch: global batch size in samples.
 
     Raises:
         UserError: the GPU is unknown to the planner.
@@ -69,7 +76,7 @@ def build_job(
     from superpod.planner.tables import published
 
     if not gpu:
-        return None, "its log does not name the GPU type: specify it with --gpu"
+        return None, "its log does not contain the GPU type; specify it with --gpu"
     node = hardware.node(gpu)
     missing_arguments = [name for name in REQUIRED_ARGUMENTS if not parse_count(facts, name)]
     if missing_arguments:
@@ -77,21 +84,23 @@ def build_job(
     if not (gpus and seq and batch):
         return None, "its log does not contain the number of GPUs, the sequence length or the batch size"
 
-    is_fp8 = facts.get("fp8", "None") not in (*NONE, "False")
-    row = {column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE}
+    is_fp8 = facts.get("fp8", "None") not in (*NONE_TEXTS, "False")
+    row = {
+        column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE_TEXTS
+    }
     row |= {"model": "gpt", "gpu": node.gpu.name, "gpus": str(gpus), "seq": str(seq), "gbs": str(batch)}
-    row |= {"precision": "fp8" if is_fp8 else "bf16", "flags": "; ".join(_known_flags(facts, is_fp8=is_fp8))}
+    row |= {"precision": "fp8" if is_fp8 else "bf16", "flags": "; ".join(_list_flags(facts, is_fp8=is_fp8))}
     try:
         return _name_model(published.job(row)), ""
     except UserError as error:
         return None, f"the planner cannot read its arguments: {error}"
 
 
-def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
-    """Return the arguments that the planner supports, as `name=value`."""
+def _list_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
+    """Return the arguments that the planner supports as texts `name=value`."""
     from superpod.planner.formats import megatron_args
 
-    flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE}
+    flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE_TEXTS}
     if is_fp8 and "fp8_recipe" in facts:
         flags["fp8-recipe"] = facts["fp8_recipe"]
     if facts.get("add_bias_linear") == "False":
@@ -100,7 +109,7 @@ def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
 
 
 def _name_model(job: PlannedJob) -> PlannedJob:
-    """Name the model after the known model with the same shape, regardless of its vocabulary, if there is one."""
+    """Return the job with the name of the known model of the same shape (except the vocabulary), if there is one."""
     from superpod.planner import models
 
     def shape(model: ModelShape) -> tuple[object, ...]:
@@ -115,7 +124,7 @@ def _name_model(job: PlannedJob) -> PlannedJob:
 
 
 def add_rates(steps: Sequence[Step], seq: int | None, gpus: int | None, batch: int | None) -> tuple[Step, ...]:
-    """Convert the sample counts of logs to tokens, and add tokens/s/GPU, as far as the sizes are known."""
+    """Return steps with tokens instead of samples, and with tokens/s/GPU, as far as the sizes are known."""
     converted_steps = []
     for step in steps:
         tokens = step.tokens * seq if step.tokens and seq else None

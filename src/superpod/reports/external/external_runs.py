@@ -19,14 +19,14 @@ from superpod.diagnosis.losses import Series
 from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.reports.external import external_jobs, log_fields, log_folder
-from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, interval, merge_reports
+from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, compute_interval, merge_reports
 from superpod.reports.why import LOG_NAMES, SKIPPED_FOLDERS
 
 EVENTS = "events.out.tfevents"
-"""Prefix of TensorBoard event files."""
+"""Prefix of the names of TensorBoard event files."""
 MAX_FILES = 2000
 RUNS_DEPTH = 4
-"""Depth to which a folder is searched for run.json, which identifies it as a folder of runs."""
+"""Depth to which a folder is searched for run.json, which is only in folders of runs."""
 
 
 def read_run(path: Path, gpu: str = "") -> Record:
@@ -34,13 +34,13 @@ def read_run(path: Path, gpu: str = "") -> Record:
 
     Args:
         path: the log or folder. All logs in a folder belong to one run, each to an attempt or a rank.
-        gpu: GPU type on which it ran, if known; logs do not contain it.
+        gpu: type of its GPUs, which logs do not contain; "" if unknown.
 
     Raises:
         UserError: there is no step, the files cannot be read, TensorBoard is not installed, or the GPU is unknown.
     """
     try:
-        files = [path] if path.is_file() else _files_below(path)
+        files = [path] if path.is_file() else _list_files(path)
         events = [file for file in files if file.name.startswith(EVENTS)]
         if events:
             from superpod.reports.external import tensorboard_runs
@@ -66,12 +66,8 @@ def read_run(path: Path, gpu: str = "") -> Record:
     return replace(_build_record(path, with_steps, logs, gpu), left_out=left_out)
 
 
-def _files_below(folder: Path) -> list[Path]:
-    """Return the files in a folder and its subfolders.
-
-    Raises:
-        UserError: the folder contains runs of this project.
-    """
+def _list_files(folder: Path) -> list[Path]:
+    """Return the files in a folder and its subfolders. Raises UserError if it contains runs of this project."""
     if not folder.is_dir():
         hint = "specify a run, a log, a folder of logs, or a TensorBoard folder"
         raise UserError(f"{folder} is neither a run folder nor a log", hint)
@@ -85,6 +81,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _select_logs(folder: Path, files: Sequence[Path]) -> list[Path]:
+    """Return the files with the name of a log. Raises UserError if there are none, or too many."""
     logs = []
     for path in files:
         is_skipped = any(part in SKIPPED_FOLDERS for part in path.relative_to(folder).parts)
@@ -99,7 +96,7 @@ def _select_logs(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 @dataclass
 class _Log:
-    """The content of one log, read line by line."""
+    """Content of a log that was read so far."""
 
     path: Path
     reports: list[Step] = field(default_factory=list)
@@ -109,7 +106,7 @@ class _Log:
     """last timestamp of each attempt"""
     series: Series = field(default_factory=Series)
     facts: dict[str, str] = field(default_factory=dict)
-    """printed arguments"""
+    """arguments of the run by name"""
     saves_s: list[float] = field(default_factory=list)
     saved: int = 0
     memory: dict[int, float] = field(default_factory=dict)
@@ -117,7 +114,7 @@ class _Log:
     scores: dict[int, tuple[str, float]] = field(default_factory=dict)
     """rank -> its node and relative speed"""
     implausible: list[str] = field(default_factory=list)
-    """numbers of the steps that are left out because of their step time"""
+    """numbers of the steps that are omitted because of their step time"""
     is_nemo: bool = False
     is_bridge: bool = False
     _attempt: int = 1
@@ -128,7 +125,7 @@ class _Log:
     _val: float | None = None
 
     def read_line(self, line: LogLine) -> bool:
-        """Read a line; return whether it contained anything of interest."""
+        """Parse a line, and return whether it contained any data."""
         self._is_stamped = line.at not in (0.0, self._at)  # a line without a timestamp has that of the line before
         if self._is_stamped:
             self._at = line.at
@@ -136,9 +133,9 @@ class _Log:
             self.began.setdefault(name, line.at)
             self.ended[name] = line.at
         is_loss = self.series.add_line(line)
-        return self._read(line) or is_loss
+        return self._parse_line(line) or is_loss
 
-    def _read(self, line: LogLine) -> bool:
+    def _parse_line(self, line: LogLine) -> bool:
         text = line.text
         match = log_fields.STEP.search(text)
         if match:
@@ -158,16 +155,16 @@ class _Log:
             return True
         match = log_fields.START.search(text)
         if match:
-            self._start(match[1] or match[2])
+            self._start_attempt(match[1] or match[2])
             return True
         match = log_fields.ARGUMENT.match(text)
         if match:
             self.facts[match[1] or match[3]] = (match[2] or match[4]).strip()
             return True
-        return self._read_rare(text, line.rank or 0)
+        return self._parse_rare_line(text, line.rank or 0)
 
-    def _read_rare(self, text: str, rank: int) -> bool:
-        """Read lines about saves, memory, and the speed of ranks."""
+    def _parse_rare_line(self, text: str, rank: int) -> bool:
+        """Parse a line about saves, memory or the speed of ranks, and return whether it is one."""
         if log_fields.SAVED.search(text):
             self.saved += 1
             return True
@@ -186,7 +183,7 @@ class _Log:
             self.scores[int(match[1])] = match[2], float(match[3])
         return match is not None
 
-    def _start(self, ranks: str | None) -> None:
+    def _start_attempt(self, ranks: str | None) -> None:
         self._restarted = bool(self.reports)
         if ranks:
             self.facts["world_size"] = ranks
@@ -214,7 +211,7 @@ class _Log:
 
 
 def _read_log(path: Path) -> _Log | None:
-    """Read a log; None if it was removed after it was found. Raises OSError."""
+    """Return the content of a log; None if it was removed in the meantime. Raises OSError if it is unreadable."""
     log = _Log(path)
     try:
         scan(path, log.read_line)
@@ -238,7 +235,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
     return Record(
         name=path.name,
         path=path,
-        source=_source(with_steps),
+        source=_name_source(with_steps),
         steps=external_jobs.add_rates(steps, seq, gpus, batch),
         repeated=repeated,
         spans=spans,
@@ -261,7 +258,7 @@ def _build_rank(rank: int, memory: Mapping[int, float], scores: Mapping[int, tup
     return Rank(rank, node, allocated_gib=memory.get(rank), score=score)
 
 
-def _source(logs: Sequence[_Log]) -> str:
+def _name_source(logs: Sequence[_Log]) -> str:
     if any(log.is_bridge for log in logs):
         return "log of Megatron-Bridge"
     if any(log.is_nemo for log in logs):
@@ -272,19 +269,19 @@ def _source(logs: Sequence[_Log]) -> str:
 
 
 def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Span, ...]]:
-    """Steps, repeated steps and attempts of all logs in chronological order; copies of the same lines are skipped."""
+    """Return steps, repeated steps and attempts of all logs in chronological order, without copies of logs."""
     reports: list[Step] = []
     spans: list[Span] = []
     known: set[tuple[object, ...]] = set()
     for log in sorted(logs, key=lambda log: (min(log.began.values(), default=0.0), str(log.path))):
-        own_steps = log.reports or _steps_from_losses(log.series)
+        own_steps = log.reports or _build_steps_from_losses(log.series)
         values = {(step.step, step.loss, step.seconds) for step in own_steps}
         if values <= known:
             continue
         known |= values
 
         offset = len(spans)  # attempts are numbered consecutively across logs
-        counted_steps = _count_steps(own_steps)
+        counted_steps = _set_step_counts(own_steps)
         for name in dict.fromkeys(step.attempt for step in own_steps):
             began, ended = None, None
             timed_steps = [step for step in counted_steps if step.attempt == name and step.t is not None]
@@ -298,8 +295,8 @@ def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step,
     return *merge_reports(reports), tuple(spans)
 
 
-def _steps_from_losses(series: Series) -> list[Step]:
-    """Return the steps of a log from which only the losses are read."""
+def _build_steps_from_losses(series: Series) -> list[Step]:
+    """Return the steps of a log that contains only losses."""
     points = sorted((*series.points, *series.bad_points), key=lambda point: point.line.number)
     steps = []
     for point in points:
@@ -308,9 +305,9 @@ def _steps_from_losses(series: Series) -> list[Step]:
     return steps
 
 
-def _count_steps(steps: Sequence[Step]) -> list[Step]:
-    """Set how many steps each report covers: a log with one line per ten steps contains their means."""
-    usual_interval = interval(steps)
+def _set_step_counts(steps: Sequence[Step]) -> list[Step]:
+    """Return steps with `count` set, the number of steps that a log line covers: it may have the mean of ten steps."""
+    usual_interval = compute_interval(steps)
     counted_steps = []
     for i, step in enumerate(steps):
         covered_steps = min(usual_interval, step.step)

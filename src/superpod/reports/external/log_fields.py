@@ -1,4 +1,4 @@
-"""Log lines of Megatron-LM, Megatron-Bridge and NeMo that reports use, and their fields.
+"""Patterns and fields of log lines of Megatron-LM, Megatron-Bridge and NeMo.
 
 Formats, as of November 2026: NVIDIA/Megatron-LM megatron/training/training.py (`training_log`,
 `evaluate_and_print_results`), arguments.py (`_print_args`), utils.py (`report_memory`); NVIDIA-NeMo/Megatron-Bridge
@@ -25,7 +25,7 @@ SAVED = re.compile(r"successfully saved checkpoint (?:from|at) iteration")
 SAVE_TIME = re.compile(r"\bsave-checkpoint(?: \.+)?:\s*\([\d.]+, ([\d.]+)\)")
 """in ms, of the slowest rank"""
 MEMORY = re.compile(r"\(after \d+ iterations\) memory \((MB|GB)\)(.*)$")
-"""preceded by `[Rank 3] `, which is parsed as the line's rank"""
+"""preceded by `[Rank 3] `, the rank of the line"""
 START = re.compile(
     r"-{6,} arguments -{6,}|using world size: (\d+),"
     r"|All distributed processes registered. Starting with (\d+) processes"
@@ -37,12 +37,12 @@ ARGUMENT = re.compile(
 """An argument of Megatron-LM, `name ....... value`, or one of two lines of Megatron-Bridge's YAML configuration."""
 
 MIN_STEP_S, MAX_STEP_S = 1e-4, 86_400.0
-"""Shortest and longest plausible step time. Launching the kernels of a step alone takes longer than the minimum."""
+"""Shortest and longest plausible step time. Launching the kernels of a step takes longer than the minimum."""
 _LOSSES = ("lm loss", "reduced_train_loss", "total loss", "loss")
 
 
 def parse_fields(text: str) -> dict[str, float]:
-    """Parse the numeric fields of a line, `| name: number | name: number`."""
+    """Return the numeric fields of a line such as `| name: number | name: number`, by name."""
     fields: dict[str, float] = {}
     for part in text.split("|"):
         name, colon, value = part.rpartition(":")
@@ -52,13 +52,13 @@ def parse_fields(text: str) -> dict[str, float]:
 
 
 def has_plausible_time(fields: Mapping[str, float]) -> bool:
-    """Return whether the step time in a line is plausible or missing."""
-    seconds = _seconds(fields)
+    """Return whether the step time among the fields of a line is plausible or missing."""
+    seconds = _get_step_time_s(fields)
     return seconds is None or MIN_STEP_S <= seconds <= MAX_STEP_S
 
 
 def describe_left_out(steps: Sequence[str]) -> str:
-    """Describe lines that were left out because of their step times; "" for none."""
+    """Return a text on the log lines of `steps`, which have implausible step times; "" if there are none."""
     if not steps:
         return ""
     step_list = ", ".join(steps[:3])
@@ -70,13 +70,13 @@ def describe_left_out(steps: Sequence[str]) -> str:
     )
 
 
-def _seconds(fields: Mapping[str, float]) -> float | None:
+def _get_step_time_s(fields: Mapping[str, float]) -> float | None:
     milliseconds = fields.get("elapsed time per iteration (ms)")
     return milliseconds / 1000 if milliseconds is not None else fields.get("train_step_timing in s")
 
 
-def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None = None) -> Step:
-    """Build a step from its fields; `tflops` comes from a separate line, which Megatron-Bridge prints."""
+def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None) -> Step:
+    """Return a step from the fields of its line; Megatron-Bridge prints `tflops` on a separate line."""
     loss = next((fields[name] for name in _LOSSES if name in fields), None)
     if loss == 0 and fields.get("number of skipped iterations"):
         loss = None  # the mean over zero steps
@@ -87,14 +87,14 @@ def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: f
         bad_loss=loss is not None and not math.isfinite(loss),
         lr=finite_or_none(fields.get("learning rate", fields.get("lr"))),
         grad_norm=finite_or_none(fields.get("grad norm", fields.get("grad_norm"))),
-        seconds=_seconds(fields),
+        seconds=_get_step_time_s(fields),
         tokens=fields.get("consumed samples", fields.get("consumed_samples")),
         tflops=fields.get("throughput per GPU (TFLOP/s/GPU)", tflops) or None,
     )
 
 
 def parse_peak_gib(unit: str, text: str) -> float | None:
-    """Return the peak in a memory line in GiB. Megatron-LM prints `max allocated` in MiB, Megatron-Bridge in GB."""
+    """Return the peak of allocated memory in a line, in GiB; `unit` is MB (MiB of Megatron-LM) or GB (10^9 bytes)."""
     fields = parse_fields(text)
     if unit == "MB":
         return fields["max allocated"] / 1024 if "max allocated" in fields else None
@@ -103,7 +103,7 @@ def parse_peak_gib(unit: str, text: str) -> float | None:
 
 
 def estimate_batch(steps: Sequence[Step]) -> int | None:
-    """Estimate the global batch size from consumed samples, which at this point are stored in `tokens`."""
+    """Return the global batch size, estimated from the consumed samples in `Step.tokens`; None if unknown."""
     sizes = [
         (after.tokens - before.tokens) / (after.step - before.step)
         for before, after in pairwise(steps)

@@ -1,15 +1,15 @@
-"""List the files in a folder of logs and its subfolders, with a limit on their number."""
+"""Iterate over the files in a folder of logs, with a limit on their number."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from superpod.errors import UserError
 
 MAX_VISITED = 200_000
-"""Maximum number of files and folders to visit, which takes a few seconds. No run has that many."""
+"""Maximum number of files and folders to visit, which takes seconds. No run has as many."""
 
 
 def iterate_files(folder: Path, skipped_names: Collection[str] = ()) -> Iterator[Path]:
@@ -27,7 +27,7 @@ def iterate_files(folder: Path, skipped_names: Collection[str] = ()) -> Iterator
         OSError: `folder` itself cannot be read.
     """
     visited_count = 0
-    pending_entries = [sorted(os.scandir(folder), key=_name, reverse=True)]
+    pending_entries = [_sort_reversed(os.scandir(folder))]
     while pending_entries:
         if not pending_entries[-1]:
             pending_entries.pop()
@@ -40,13 +40,9 @@ def iterate_files(folder: Path, skipped_names: Collection[str] = ()) -> Iterator
                 "specify the folder with the logs of one run",
             )
         if entry.is_dir(follow_symlinks=False):
-            pending_entries.append([] if entry.name in skipped_names else _scan(entry))
+            pending_entries.append([] if entry.name in skipped_names else _list_entries(entry))
         elif _is_file(entry):
             yield Path(entry.path)
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -56,8 +52,13 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _scan(entry: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+def _list_entries(entry: os.DirEntry[str]) -> list[os.DirEntry[str]]:
     try:
-        return sorted(os.scandir(entry.path), key=_name, reverse=True)
+        return _sort_reversed(os.scandir(entry.path))
     except OSError:
         return []
+
+
+def _sort_reversed(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """Sort entries by descending name, so that `pop` returns them in alphabetical order."""
+    return sorted(entries, key=lambda entry: entry.name, reverse=True)

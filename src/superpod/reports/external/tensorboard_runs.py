@@ -1,4 +1,4 @@
-"""Runs from TensorBoard event files, with the tags of NeMo, Megatron-LM and Megatron-Bridge.
+"""Reads runs from TensorBoard event files with the tags of NeMo, Megatron-LM or Megatron-Bridge.
 
 The tags of NeMo come from its `self.log` calls and Lightning's logger, with steps from 0; those of Megatron come from
 `training_log` (see `log_fields`), with steps from 1.
@@ -37,12 +37,12 @@ Scalars = Mapping[str, Sequence[Any]]
 
 
 def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
-    """Read a run from its event files; each file is an attempt.
+    """Read a run from its event files, each of which is an attempt.
 
     Args:
         path: the file, or the folder that contains the files.
         files: the event files.
-        gpu: GPU type on which it ran, if known.
+        gpu: type of its GPUs; "" if unknown.
 
     Raises:
         UserError: TensorBoard is not installed, the files contain no step, or the GPU is unknown.
@@ -88,7 +88,7 @@ def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
 
 
 def _read_scalars(file: Path) -> Scalars:
-    """Read every scalar of a file; {} if the file is corrupt or not an event file."""
+    """Return the scalar events of a file by tag; {} if the file is corrupt or not an event file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     kept_events = {"scalars": 0, "tensors": 1, "images": 1, "audio": 1, "histograms": 1, "compressedHistograms": 1}
@@ -102,7 +102,7 @@ def _read_scalars(file: Path) -> Scalars:
 
 
 def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
-    """Read the steps of a file; append the numbers of steps with an implausible step time to `left_out`."""
+    """Yield the steps of a file; append the numbers of steps with an implausible step time to `left_out`."""
     tags = {}
     for name, known in TAGS.items():
         present_tags = [tag for tag in known if tag in scalars]

@@ -1,4 +1,4 @@
-"""The attempts of a run for `recipes history`, even if their result.json is incomplete or invalid."""
+"""Reads the attempts of a run for `recipes history`, also with an incomplete or invalid result.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superpod.runtime.runs.run_state import State
 
 @dataclass(frozen=True)
 class AttemptView:
-    """One attempt; None for unknown values. Times are Unix times and seconds."""
+    """An attempt for `recipes history`, with Unix times and seconds; None for unknown values."""
 
     attempt: str
     state: State
@@ -34,13 +34,13 @@ class AttemptView:
 
 
 def read_attempts(run: RunFolder) -> list[AttemptView]:
-    """Read all attempts of a run, oldest first; query Slurm about attempts that did not record their end."""
+    """Return all attempts of a run, oldest first. Slurm is queried about attempts that did not record their end."""
     attempts = run.attempts
-    return [read_attempt(attempt, _unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
+    return [read_attempt(attempt, _find_unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
 
 
-def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
-    """How an attempt ended that did not record its end; None if it did, or if it is still running."""
+def _find_unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
+    """Return the end of an attempt that did not record it; None if it did, or if it is still running."""
     if not attempt.result or "ended" in attempt.result:
         return None
     end = attempt_end.find_end(run, attempt)
@@ -52,37 +52,32 @@ def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attemp
 
 
 def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
-    """Read what an attempt recorded; fields of the wrong type become None.
-
-    Args:
-        attempt: the attempt.
-        end: how it ended, if it did not record its end.
-    """
+    """Return the record of an attempt; invalid values become None. `end` is its end if it did not record it."""
     result = attempt.result
     if not result:
         return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or truncated")
-    began = _time(result.get("started"))
-    end_time = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
+    began = _time_or_none(result.get("started"))
+    end_time = _time_or_none(result.get("ended")) or _time_or_none(attempt.heartbeat().get("t"))
     nodes, message = result.get("nodes"), result.get("message", "")
     return AttemptView(
         attempt=attempt.name,
         state=end.state if end else State(result["state"]),
-        message=end.message if end else _text(message),
-        notes=tuple(resume_notes(attempt)),
+        message=end.message if end else _text_or_empty(message),
+        notes=tuple(list_resume_notes(attempt)),
         job=str(result.get("job") or ""),
-        restarts=_count(result.get("restarts")) or 0,
+        restarts=_int_or_none(result.get("restarts")) or 0,
         began=began,
         took_s=max(0.0, end_time - began) if began and end_time else None,
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
-        resumed_step=_count(attempt.resume.get("step", result.get("before"))),
-        last_step=_count(result.get("last_step")),
-        checkpoint=_count(result.get("checkpoint")),
-        exit_code=_count(result.get("exit_code")),
+        resumed_step=_int_or_none(attempt.resume.get("step", result.get("before"))),
+        last_step=_int_or_none(result.get("last_step")),
+        checkpoint=_int_or_none(result.get("checkpoint")),
+        exit_code=_int_or_none(result.get("exit_code")),
     )
 
 
-def resume_notes(attempt: Attempt) -> list[str]:
-    """Return the decision on corrupt and unverified checkpoints before the ranks started; [] if all were verified.
+def list_resume_notes(attempt: Attempt) -> list[str]:
+    """Return the decision at resume if checkpoints were corrupt or unverified, or steps lost; [] otherwise.
 
     Earlier versions did not record whether a checkpoint was verified.
     """
@@ -92,13 +87,13 @@ def resume_notes(attempt: Attempt) -> list[str]:
     return [text] if isinstance(text, str) and is_noteworthy else []
 
 
-def _time(value: object) -> float | None:
+def _time_or_none(value: object) -> float | None:
     return float(value) if is_number(value) and value > 0 else None
 
 
-def _count(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""The checkpoints in a run or a folder: list them, select the best one, remove old ones."""
+"""Lists the checkpoints of a run or a folder, selects the best one, and removes old ones."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from superpod.weights.transfer import load
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint folder."""
+    """A checkpoint folder and its state."""
 
     path: Path
     step: int | None
     problems: list[Problem] = field(default_factory=list)
     """why it cannot be used"""
     verified: bool = False
-    """its manifest is complete and has a checksum for every file"""
+    """whether its manifest is complete and has a checksum for every file"""
     bytes: int = 0
     adapter: bool = False
     parameters: int = 0
@@ -44,52 +44,53 @@ class Checkpoint:
     layout: dict[str, int] = field(default_factory=dict)
     val_loss: float | None = None
     newest: bool = False
-    """its name ends in `-last`: the next save replaces it"""
+    """whether its name ends in `-last`, so that the next save replaces it"""
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Name of the folder."""
         return self.path.name
 
     @property
     def is_intact(self) -> bool:
-        """Whether it can be used."""
+        """Whether no problem was found."""
         return not self.problems
 
     @property
     def state(self) -> str:
-        """`verified`, `unverified` (its shards may come from different saves) or `damaged`."""
+        """`verified`, `unverified` (shards may come from different saves) or `damaged`."""
         if self.problems:
             return "damaged"
         return "verified" if self.verified else "unverified"
 
     @property
     def can_resume(self) -> bool:
-        """Whether training can resume from it, for which its context folder need not be intact."""
+        """Whether training can resume from it. Its context folder may be damaged."""
         return not checkpoint_files.resume_blockers(self.problems)
 
 
 def list_checkpoints(path: Path) -> list[Checkpoint]:
-    """List the checkpoints at `path` by step. `path` is a run folder, a folder of checkpoints, or one checkpoint.
+    """Return the checkpoints at `path` by step. `path` is a run folder, a folder of checkpoints, or a checkpoint.
 
     Raises:
-        UserError: there is no checkpoint.
+        UserError: `path` contains no checkpoint.
     """
     path = path.absolute()
     expected = "specify a run folder, a folder of checkpoints, or a checkpoint"
     if not path.is_dir():
         raise UserError(f"{path} is not a folder", expected)
     run = find_run(path)
-    losses = _read_losses(run.path) if run else {}
+    lines = last_of_each_step(read_metrics(run.path)) if run else []
+    losses = {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
     if (path / checkpoint_metadata.WEIGHTS).is_dir():
-        return [_read(path, losses)]
+        return [_read_checkpoint(path, losses)]
     folder = run.checkpoints if run and run.path == path else path
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     marked_folders = marked_names(entries)
     folders = [e for e in entries if is_own_folder(e) and (is_checkpoint(e) or e.name in marked_folders)]
     if not folders and folder == path:
         raise UserError(f"{path} contains no checkpoint", expected)
-    checkpoints = [_read(folder, losses) for folder in folders]
+    checkpoints = [_read_checkpoint(folder, losses) for folder in folders]
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.name))
 
 
@@ -100,7 +101,8 @@ def find_run(path: Path) -> RunFolder | None:
     return next((run for run in runs if run.path == path or run.checkpoints in (path, path.parent)), None)
 
 
-def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
+def _read_checkpoint(path: Path, losses: dict[int, float]) -> Checkpoint:
+    """Return a checkpoint, without reading its weights. `losses` are validation losses by step."""
     survey = checkpoint_files.check_sizes(path)
     problems = survey.problems
     step = step_of(path.name)
@@ -138,12 +140,6 @@ def _read_layout(checkpoint: Path) -> dict[str, int]:
     return layout
 
 
-def _read_losses(run: Path) -> dict[int, float]:
-    """Validation loss by step; the last line of a step takes precedence."""
-    lines = last_of_each_step(read_metrics(run))
-    return {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
-
-
 def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """Return the intact checkpoint with the lowest validation loss, or the latest one if none was validated.
 
@@ -160,19 +156,10 @@ def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     return max(intact_checkpoints, key=lambda checkpoint: checkpoint.step or 0)
 
 
-def choose_removable(
-    checkpoints: Sequence[Checkpoint],
-    keep: int,
-    read: Callable[[Path], list[Problem]] = checkpoint_files.check_all_bytes,
-) -> list[Checkpoint]:
-    """Return the checkpoints to remove: all except the best one and the `keep` newest from which training can resume.
+def choose_removable(checkpoints: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
+    """Return the checkpoints of a run to remove: all except the best and the `keep` newest that can be resumed.
 
-    A checkpoint is removed only if `keep` newer ones are known to be intact. Temporarily unreadable ones are kept.
-
-    Args:
-        checkpoints: the checkpoints of one run.
-        keep: number of newest checkpoints to keep.
-        read: function that reads a checkpoint and returns its problems.
+    All bytes of the kept checkpoints are read, to verify that they are intact. Unreadable checkpoints are kept, too.
 
     Raises:
         UserError: `keep` is below 1.
@@ -182,10 +169,11 @@ def choose_removable(
     by_path = {checkpoint.path: checkpoint for checkpoint in checkpoints}
 
     def read_and_check(checkpoint: Checkpoint, is_usable: Callable[[Checkpoint], bool]) -> bool:
-        """Read the files only if what is known so far does not rule the checkpoint out."""
+        """Return whether a checkpoint is usable. Its files are read only if no known problem rules it out."""
         latest = by_path[checkpoint.path]
         if is_usable(latest):
-            latest = by_path[checkpoint.path] = replace(latest, problems=[*latest.problems, *read(checkpoint.path)])
+            problems = [*latest.problems, *checkpoint_files.check_all_bytes(checkpoint.path)]
+            latest = by_path[checkpoint.path] = replace(latest, problems=problems)
         return is_usable(latest)
 
     kept: list[Path] = []
@@ -195,7 +183,7 @@ def choose_removable(
     if not kept:
         return []  # a corrupt checkpoint may be all that is left of a run
 
-    # Reading may show that the best is corrupt: then the next best is kept.
+    # If reading shows that the best is corrupt, the next best is kept.
     while any(checkpoint.is_intact for checkpoint in by_path.values()):
         best = choose_best(list(by_path.values()))
         if best.path in kept or read_and_check(best, lambda one: one.is_intact):
@@ -208,25 +196,25 @@ def choose_removable(
 
 
 def run_cross_check(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> CrossCheck:
-    """Check whether a checkpoint without a complete manifest contains files from different saves."""
+    """Check whether an unverified checkpoint contains files from different saves, by comparison with `others`."""
     if checkpoint.verified or not checkpoint.can_resume:
         return CrossCheck([])
     return cross_check(checkpoint.path, [other.path for other in others if other != checkpoint])
 
 
-def list_set_aside(where: Path) -> list[Path]:
-    """Return the corrupt checkpoints that attempts of the run at `where` have set aside, sorted; [] if not a run."""
-    run = find_run(where)
+def list_set_aside(path: Path) -> list[Path]:
+    """Return the sorted corrupt checkpoints that the run at `path` has set aside; [] if `path` is not of a run."""
+    run = find_run(path)
     folder = run.checkpoints.resolve().parent / resume.DAMAGED if run else None
     return sorted(folder.iterdir()) if folder and folder.is_dir() else []
 
 
-def describe_next_resume(where: Path) -> str:
-    """Describe from which checkpoint the run at `where` would resume, and which it would set aside; "" if not a run.
+def describe_next_resume(path: Path) -> str:
+    """Describe the checkpoint from which the run at `path` would resume; "" if `path` is not of a run.
 
-    Reads the same files as a real resume.
+    The same files are read as at a resume.
     """
-    run = find_run(where)
+    run = find_run(path)
     if run is None:
         return ""
     try:
@@ -236,10 +224,10 @@ def describe_next_resume(where: Path) -> str:
     return f"the next attempt {decision.message}"
 
 
-def remove(checkpoint: Checkpoint) -> None:
-    """Remove a checkpoint; if it is a symbolic link, only the link.
+def remove_checkpoint(checkpoint: Checkpoint) -> None:
+    """Remove a checkpoint; of a symbolic link, only the link.
 
-    During the removal it is marked as unfinished, as NeMo does during a save, so that no run resumes from a part of it.
+    During the removal, it has the marker that NeMo sets during a save, so that no run resumes from it.
     """
     mark = checkpoint.path.with_name(f"{checkpoint.name}{MARK}")
     mark.touch()
@@ -254,6 +242,6 @@ def remove(checkpoint: Checkpoint) -> None:
 
 
 def as_json(checkpoint: Checkpoint) -> JsonObject:
-    """Return the JSON object for a checkpoint."""
+    """Return a checkpoint as a JSON object."""
     fields = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.is_intact}
     return json.loads(json.dumps(fields))

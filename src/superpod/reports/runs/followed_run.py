@@ -1,4 +1,4 @@
-"""A run that is monitored while it trains: each byte of its metrics is read once, and nothing is written."""
+"""Monitors a run while it trains: each byte of its metrics is read once, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from superpod.runtime.runs.run_facts import METRICS, last_of_each_step, metrics
 from superpod.runtime.runs.run_folder import RunFolder
 
 HEAD_BYTES, TAIL_BYTES = 64 * 1024, 8 * 2**20
-"""Bytes of the first read from the beginning and the end of a large file. 8 MiB are about 30,000 steps."""
+"""Bytes read at first from the beginning and the end of a large file; 8 MiB are about 30,000 steps."""
 MAX_LINES = 60_000
-"""Maximum number of lines in memory; above it, every other line of the older half is dropped."""
+"""Maximum number of lines in memory. Above it, every other line of the older half is dropped."""
 MAX_NEWEST_LINES = 300
-"""Number of newest lines to return, about as many as `RunFolder.newest_metrics`, which reads 64 KiB."""
+"""Maximum number of lines of `newest_metrics`."""
 
 
 class MetricsFile:
-    """The lines of a growing metrics.jsonl. A file that was replaced or truncated is read from its beginning."""
+    """The lines of a growing metrics.jsonl. A replaced or truncated file is read again from its beginning."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,12 +29,12 @@ class MetricsFile:
         """in the order of writing, including the steps that a resumed run repeats"""
         self.bytes_read = 0
         self.begun = 0
-        """how often reading has restarted from the beginning; each restart discards earlier lines"""
+        """number of restarts from the beginning, each of which discards earlier lines"""
         self._at, self._inode = 0, -1
         self._lock = threading.Lock()
 
     def refresh(self) -> bool:
-        """Read new complete lines; return whether the lines have changed. A missing or unreadable file has none."""
+        """Read new complete lines, and return whether the lines have changed. An unreadable file has none."""
         with self._lock:
             try:
                 refuse_special(self.path)
@@ -94,25 +94,25 @@ class FollowedRun(RunFolder):
 
     @classmethod
     def follow(cls, run: RunFolder) -> FollowedRun:
-        """Start to follow a run."""
+        """Return a followed run for a run folder."""
         return cls(run.path, MetricsFile(run.path / METRICS))
 
     def metrics(self) -> list[JsonObject]:
-        """Return the same as `RunFolder.metrics`, except for some lines in the middle of long runs."""
+        """Return the last line of each step; in long runs, some lines in the middle are missing."""
         self.file.refresh()
         return last_of_each_step(self.file.lines)
 
     def newest_metrics(self) -> list[JsonObject]:
-        """Return the same as `RunFolder.newest_metrics`."""
+        """Return the newest lines, at most `MAX_NEWEST_LINES`."""
         self.file.refresh()
         return self.file.lines[-MAX_NEWEST_LINES:]
 
 
-def curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:
-    """Return the (step, value) pairs of a field of `lines`.
+def extract_curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:
+    """Return the (step, value) points of the field `key` in lines of metrics.jsonl.
 
-    If there are more than `max_points`, neighboring points are averaged, except for the newest point. An average has
-    the last step that it covers.
+    If there are more than `max_points`, neighboring points except the newest are averaged. An average has the last of
+    its steps.
     """
     points = [(line["step"], float(line[key])) for line in last_of_each_step(lines) if line.get(key) is not None]
     width = -(-len(points) // max_points)

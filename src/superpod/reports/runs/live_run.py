@@ -1,4 +1,4 @@
-"""Contents of a live page in addition to the metrics of a run: the state of its ranks, and its last log lines."""
+"""Contents of a live page besides metrics: the state of a run's ranks, and its last log lines."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import time
 from collections import Counter, deque
 
 from superpod.common.json_files import JsonObject, is_number
-from superpod.common.units import duration
+from superpod.common.units import duration, format_ranks
 from superpod.errors import counted
-from superpod.reports.runs.logs import Reader
-from superpod.runtime.heartbeat import stall
+from superpod.reports.runs.logs import LogReader
 from superpod.runtime.heartbeat.heartbeat import ENDED_PHASES
 from superpod.runtime.runs.run_folder import RunFolder
 
 SILENT_S = 120.0
-"""Ranks without a heartbeat for this long are listed; nodes write heartbeats every 15 s (`heartbeat.write_every_s`)."""
+"""Seconds without a heartbeat after which a rank is listed. Nodes write heartbeats every 15 s."""
 LINES, LOG_BYTES = 40, 64 * 1024
-"""Number of log lines to keep, and number of bytes at the end of a log to read at first."""
+"""Number of log lines to keep, and bytes at the end of a log to read at first."""
 LINE_CHARS = 2000
 
 
 def rate_unit(run: RunFolder) -> str:
-    """Return the unit of a run's throughput; the ranks of a rehearsal run on CPUs."""
+    """Return the unit of a run's throughput per rank: per GPU, or per rank for a rehearsal on CPUs."""
     return "tokens/s/rank" if run.facts.get("rehearsal") else "tokens/s/GPU"
 
 
 def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
-    """Describe the ranks of the latest attempt, based on its heartbeats; [] before the first heartbeat.
+    """Return lines on the ranks of the latest attempt, from its heartbeats; [] before the first heartbeat.
 
-    The lines contain the number of ranks per phase, the rank furthest behind, and ranks without a recent heartbeat.
+    They contain the number of ranks per phase, the slowest rank, and ranks without a recent heartbeat. `now` is the
+    Unix time, None for the current time.
     """
     now = now or time.time()
     attempts = run.attempts
@@ -50,7 +50,7 @@ def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
 
 
 def _describe_slowest(heartbeats: dict[int, JsonObject], now: float) -> list[str]:
-    """Describe the rank with the fewest steps or, among several, the one whose last step is the longest ago."""
+    """Describe the rank with the fewest steps and, among those, the longest time since its last step."""
     if len(heartbeats) < 2:
         return []
     steps, moved = {}, {}
@@ -70,20 +70,19 @@ def _describe_silent(heartbeats: dict[int, JsonObject], now: float) -> list[str]
     if not silent:
         return []
     longest_silence = max(now - float(heartbeats[rank]["t"]) for rank in silent)
-    noun = "rank" if len(silent) == 1 else "ranks"
-    return [f"no heartbeat for up to {duration(longest_silence)}: {noun} {stall.spans(silent)}"]
+    return [f"no heartbeat for up to {duration(longest_silence)}: {format_ranks(silent)}"]
 
 
 class LastLines:
-    """The last log lines of rank 0 of the latest attempt; for a failed attempt, also those of srun."""
+    """The last log lines of rank 0 in the latest attempt; after a failure, also those of srun."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._attempt = run, ""
-        self._reader: Reader | None = None
+        self._reader: LogReader | None = None
         self._lines: deque[str] = deque(maxlen=LINES)
 
     def refresh(self) -> list[str]:
-        """Read new lines and return the last ones."""
+        """Read new lines, and return the last `LINES` lines."""
         attempts = self._run.attempts
         if not attempts:
             self._reader, self._attempt = None, ""
@@ -91,7 +90,7 @@ class LastLines:
             return []
         if self._reader is None or attempts[-1].name != self._attempt:
             self._attempt = attempts[-1].name
-            self._reader = Reader(self._run, attempt=self._attempt, last_bytes=LOG_BYTES)
+            self._reader = LogReader(self._run, attempt=self._attempt, last_bytes=LOG_BYTES)
             self._lines.clear()
         for line in self._reader.read_new():
             text = line.partition("] ")[2].strip()

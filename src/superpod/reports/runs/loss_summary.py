@@ -10,7 +10,7 @@ from superpod.errors import counted
 
 @dataclass(frozen=True)
 class LossSummary:
-    """The losses of a run; None for unknown values."""
+    """First and last loss of a run, and its steps with a non-finite loss; None for unknown values."""
 
     start: float | None = None
     """the first finite loss"""
@@ -26,7 +26,7 @@ class LossSummary:
 
     @property
     def text(self) -> str:
-        """`8.3361 -> 5.2498 nats/token`, and the steps with a non-finite loss; "" if there are no losses."""
+        """A text such as `8.3361 -> 5.2498 nats/token`, with the steps of non-finite losses; "" without losses."""
         finite = ""
         if self.start is not None:
             finite = f"{self.start:.4f} -> {self.last:.4f} nats/token"
@@ -45,7 +45,7 @@ class LossSummary:
 
 
 def summarize_losses(losses: Iterable[tuple[int, float | None]]) -> LossSummary:
-    """Summarize (step, loss) pairs in step order; a loss of None is non-finite."""
+    """Return the summary of (step, loss) pairs in step order. A loss of None is non-finite."""
     points = [*losses]
     finite = [(step, loss) for step, loss in points if loss is not None]
     bad = [step for step, loss in points if loss is None]

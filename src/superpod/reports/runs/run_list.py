@@ -1,4 +1,4 @@
-"""The runs in a folder of runs. Unreadable ones are also listed, with the reason; nothing is written."""
+"""Lists the runs in a folder of runs, including unreadable ones with the reason."""
 
 from __future__ import annotations
 
@@ -16,28 +16,24 @@ from superpod.runtime.runs.run_folder import RunFolder
 _NAME = re.compile(r"\d{8}T\d{6}Z-.+")
 """Name of a run folder: the time of its creation, and an id."""
 LAST = "last"
-"""Argument that stands for the newest run."""
+"""Argument for the newest run."""
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run folder, its owner, and, if it cannot be read, the reason."""
+    """A run folder and its owner; `problem` is the reason if it cannot be read, else ""."""
 
     run: RunFolder
     user: str = "?"
     mine: bool = True
-    """also True if the file system does not know the owner"""
+    """whether this user owns it, or the owner is unknown"""
     problem: str = ""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """List every run in `folder`, oldest first.
-
-    Raises:
-        UserError: the folder itself cannot be read.
-    """
+    """Return the runs in a folder of runs, oldest first. Raises UserError if the folder cannot be read."""
     try:
-        recipes = _children(folder)
+        recipes = _list_subfolders(folder)
     except FileNotFoundError:
         hint = "specify a run, --runs DIR, or --cluster PROFILE"
         raise UserError(f"the folder of runs {folder} does not exist", hint) from None
@@ -45,24 +41,23 @@ def list_runs(folder: Path) -> list[ListedRun]:
         raise UserError(f"{folder} is not a folder of runs", "specify a run, or a folder of runs") from None
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}", "ask its owner for permission") from None
-    runs = [inspect_run(Path(path)) for recipe in recipes for path in _run_folders(recipe)]
+    runs = [inspect_run(Path(path)) for recipe in recipes for path in _find_run_folders(recipe)]
     return sorted(runs, key=lambda run: run.run.path.name)
 
 
 def resolve_run(text: str, runs: str = "runs") -> str:
-    """Resolve an argument to a run folder: itself, or the newest run in the folder of a recipe or a folder of runs.
+    """Return the newest run in a folder of a recipe or a folder of runs, or in `runs` if `text` is "last".
 
-    `last` is the newest run in `runs`. Anything else, such as a sweep or a path on another machine, is returned
-    unchanged.
+    Any other text, such as a run folder, a sweep or a path on another machine, is returned unchanged.
 
     Raises:
-        UserError: the argument is `last`, and there is no run in `runs`.
+        UserError: `text` is "last", and there is no run in `runs`.
     """
     is_last = text == LAST and not Path(text).exists()
     folder = Path(runs if is_last else text)
     candidates: list[str] = []
     if folder.is_dir() and not (folder / "run.json").exists():
-        candidates = [path for name in (str(folder), *_children(folder)) for path in _run_folders(name)]
+        candidates = [path for name in (str(folder), *_list_subfolders(folder)) for path in _find_run_folders(name)]
     readable = [path for path in candidates if (Path(path) / "run.json").is_file()]
     if readable:
         return max(readable, key=lambda path: Path(path).name)
@@ -73,7 +68,7 @@ def resolve_run(text: str, runs: str = "runs") -> str:
     return text
 
 
-def _children(folder: Path) -> list[str]:
+def _list_subfolders(folder: Path) -> list[str]:
     return sorted(entry.path for entry in os.scandir(folder) if _is_folder(entry) and entry.name[0] != ".")
 
 
@@ -85,13 +80,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def inspect_run(path: Path) -> ListedRun:
-    """Return the run in a folder, its owner, and why it cannot be read, if so."""
+    """Return the run in a folder with its owner, and the reason if it cannot be read."""
     uid = owner.owner_uid(path)
-    return ListedRun(RunFolder(path.absolute()), owner.user_name(uid), owner.is_mine(path), _problem(path))
+    return ListedRun(RunFolder(path.absolute()), owner.user_name(uid), owner.is_mine(path), _explain_unreadable(path))
 
 
-def _run_folders(recipe: str) -> Iterator[str]:
-    """Return the run folders in the folder of a recipe; the folder itself if it cannot be read."""
+def _find_run_folders(recipe: str) -> Iterator[str]:
+    """Yield the run folders in the folder of a recipe, or that folder if it cannot be read."""
     try:
         entries = list(os.scandir(recipe))
     except OSError:
@@ -102,8 +97,8 @@ def _run_folders(recipe: str) -> Iterator[str]:
             yield entry.path
 
 
-def _problem(path: Path) -> str:
-    """Explain why a run cannot be read; "" if it can. Also checks subfolders: glob treats unreadable ones as empty."""
+def _explain_unreadable(path: Path) -> str:
+    """Return why a run cannot be read; "" if it can. Subfolders are checked, because glob skips unreadable ones."""
     try:
         list(os.scandir(path))
         if not read_bytes(path / "run.json"):

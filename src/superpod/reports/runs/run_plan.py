@@ -1,4 +1,4 @@
-"""The plan of a run: the contents of plan.json as a planner job."""
+"""Reads the plan of a run (plan.json) as the planner's job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 
 def planned_job(run: RunFolder) -> PlannedJob:
-    """Parse the job in plan.json of a run; the hardware data come from the installed planner.
-
-    Raises:
-        UserError: there is no plan, or it contains something that the installed planner does not know.
-    """
+    """Return the planner's job in plan.json of a run. Raises UserError if it is missing or invalid."""
     plan = read_json(run.path / "plan.json") or {}
     query, layouts = plan.get("query"), plan.get("layouts")
     if not isinstance(query, dict) or not isinstance(layouts, list) or not layouts:
@@ -33,15 +29,15 @@ def planned_job(run: RunFolder) -> PlannedJob:
             gpus=query["gpus"],
             seq=query["seq"],
             precision=query["precision"][0],
-            layout=Layout(**_known_fields(Layout, layouts[0]["layout"])),
+            layout=Layout(**_select_known_fields(Layout, layouts[0]["layout"])),
             task=query.get("task", "pretrain"),
-            options=Options(**_known_fields(Options, query.get("options") or {})),
+            options=Options(**_select_known_fields(Options, query.get("options") or {})),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"{run.path / 'plan.json'} cannot be read: {error}") from error
 
 
-def _known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of the dataclass `kind`; lists are converted back to tuples."""
+def _select_known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are fields of the dataclass `kind`, with lists converted to tuples."""
     names = {field.name for field in fields(kind)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in names}

@@ -1,4 +1,4 @@
-"""The data of a run for reports, from any source: steps, attempts, ranks. `read_run` reads our run folders."""
+"""Steps, attempts and ranks of a run for reports, from any source. `read_run` reads run folders of this project."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 OWN = "run folder"
 """`Record.source` of a run of this project."""
 PRODUCTIVE = "steps that count"
-"""Key of `Figures.time_s` for the time of steps that no later attempt repeated; from the JSON of earlier versions."""
+"""Key of `Figures.time_s` for steps that no later attempt repeated. The text is part of the JSON format."""
 SCORE = re.compile(r"Rank=(\d+) Node=(\S+) Score=([\d.]+)")
 """Relative speed of a GPU, from nvidia-resiliency-ext's straggler detection (straggler_det_callback.py)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as reported by its run; None for unknown values. Losses in nats per token, times in seconds."""
+    """A training step as reported by its run: loss in nats per token, time in seconds; None for unknown values."""
 
     step: int
-    """number of optimizer steps done, from 1"""
+    """number of the optimizer step, from 1"""
     attempt: str = ""
     t: float | None = None
     """Unix time of the report"""
@@ -45,7 +45,7 @@ class Step:
     grad_norm: float | None = None
     seconds: float | None = None
     tokens: float | None = None
-    """total of the run so far"""
+    """number of tokens since the start of the run"""
     rate: float | None = None
     """tokens/s/GPU"""
     tflops: float | None = None
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Span:
-    """An attempt: its start and end (Unix times), and how it ended."""
+    """Start and end of an attempt (Unix times), its state, and its longest save in seconds."""
 
     name: str
     began: float | None = None
@@ -82,7 +82,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Record:
-    """A run, finished or not."""
+    """The data of a run, finished or not."""
 
     name: str
     path: Path
@@ -114,13 +114,13 @@ class Record:
     waiting: float | None = None
     """share of a step spent waiting for data"""
     left_out: str = ""
-    """lines of the source that were not used, and why"""
+    """text on lines of the source that were not used"""
     remark: str = ""
     """problem with the losses, if the source contains more losses than `steps`"""
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a run of this project."""
+        """Whether the data come from a run folder of this project."""
         return self.source == OWN
 
     @property
@@ -130,11 +130,11 @@ class Record:
 
 
 def read_run(run: RunFolder) -> Record:
-    """Read a run folder."""
+    """Return the data of a run folder."""
     lines, attempts = read_metrics(run.path), run.attempts
     steps, repeated = read_steps(lines)
     status, rehearsal = run.status(), run.facts.get("rehearsal") is True
-    job, unplanned = _read_job(run)
+    job, unplanned = _read_planned_job(run)
     heartbeats = attempts[-1].heartbeats() if attempts else {}
     scores = _read_scores(attempts[-1]) if heartbeats else {}
     saved_lines = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
@@ -154,14 +154,14 @@ def read_run(run: RunFolder) -> Record:
         state=status.state,
         message=status.message,
         entropy=number_or_none(run.facts.get("unigram_entropy_nats")),
-        peak_gib=peak_gib(lines, attempts),
+        peak_gib=compute_peak_gib(lines, attempts),
         saved=len(saved_lines),
         left_out=_describe_left_out(run.path / METRICS, len(lines)),
     )
 
 
 def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Merge reports in order; return the last one of each step, and those that a later attempt replaced."""
+    """Return the last report of each step, and the reports that a later attempt repeated."""
     kept: dict[int, Step] = {}
     repeated_steps = []
     for report in reports:
@@ -172,16 +172,16 @@ def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step
     return tuple(kept[step] for step in sorted(kept)), tuple(repeated_steps)
 
 
-def interval(steps: Sequence[Step]) -> int:
-    """Return the number of steps from one report to the next."""
+def compute_interval(steps: Sequence[Step]) -> int:
+    """Return the median number of steps from one report to the next, 1 if unknown."""
     gaps = [after.step - before.step for before, after in pairwise(steps) if after.step > before.step]
     return round(median(gaps)) if gaps else 1
 
 
 def read_steps(lines: Iterable[JsonObject]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Return the steps in metrics.jsonl, and those that a later attempt repeated (see `merge_reports`).
+    """Return the steps in lines of metrics.jsonl, and those that a later attempt repeated.
 
-    A step followed by validation has a second line, written at the end of the validation.
+    A step with validation has a second line, written at the end of the validation.
     """
     reports: dict[tuple[str, int], Step] = {}
     for line in lines:
@@ -202,34 +202,34 @@ def _parse_step(line: JsonObject) -> Step:
 
 
 def steady_steps(steps: Iterable[Step]) -> list[Step]:
-    """Return the timed steps except the first of each attempt, which includes warm-up; all if no others exist."""
+    """Return the timed steps without the first of each attempt, which includes warm-up; all if there are no others."""
     timed_steps = [step for step in steps if step.seconds]
     warm_steps = [step for before, step in pairwise(timed_steps) if before.attempt == step.attempt]
     return warm_steps or timed_steps
 
 
 def summarize_step_losses(steps: Iterable[Step]) -> LossSummary:
-    """Summarize the losses of these steps."""
+    """Return the summary of the losses of steps in order."""
     return summarize_losses((step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None)
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """A summary of a run's steps; unknown values are None."""
+    """Summary of a run's steps; None for unknown values."""
 
     steps: int
-    """number of optimizer steps done"""
+    """number of the last optimizer step"""
     losses: LossSummary
     val_loss: float | None
-    """the latest one"""
+    """the latest validation loss"""
     val_step: int | None
     tokens: float | None
     rate: float | None
     """tokens/s/GPU, median over all steps except the first of each attempt"""
 
 
-def summarize(steps: Sequence[Step]) -> StepSummary:
-    """Summarize steps, which must be in order."""
+def summarize_steps(steps: Sequence[Step]) -> StepSummary:
+    """Return the summary of steps, which must be in order."""
     last_validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
     return StepSummary(
         steps=steps[-1].step if steps else 0,
@@ -241,7 +241,7 @@ def summarize(steps: Sequence[Step]) -> StepSummary:
     )
 
 
-def peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
+def compute_peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
     """Return the peak of allocated memory over all ranks and attempts, in GiB."""
     heartbeats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
     peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *heartbeats)]
@@ -265,7 +265,7 @@ def _describe_left_out(metrics_file: Path, read: int) -> str:
 
 
 def read_span(attempt: Attempt) -> Span:
-    """Read an attempt; if it did not record its end, assume that it ended with its last heartbeat."""
+    """Return start and end of an attempt; without a recorded end, that of its last heartbeat."""
     result = attempt.result
     end_time = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
     save = heartbeat_pages.longest_save_s(attempt.path / "heartbeat") or None
@@ -279,7 +279,7 @@ def _parse_rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, floa
 
 
 def _read_scores(attempt: Attempt) -> dict[int, float]:
-    """Return the latest score of each rank in the first log of an attempt, if `with=stragglers` wrote any."""
+    """Return the latest straggler detection score of each rank in the first log of an attempt; {} if there is none."""
     scores: dict[int, float] = {}
     for log in attempt.logs[:1]:  # of rank 0 or the first node
         try:
@@ -296,7 +296,7 @@ def _count_gpus(run: RunFolder, heartbeats: Mapping[int, JsonObject]) -> int | N
     return len(heartbeats) or None
 
 
-def _read_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
+def _read_planned_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
     """Return the planned job, or None and the reason."""
     from superpod.reports.runs.run_plan import planned_job
 

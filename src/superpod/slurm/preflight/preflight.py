@@ -262,7 +262,7 @@ def check_known_failures(case: Case) -> Iterator[Finding]:
     from superpod.collection.registry import find
 
     request = case.run.request
-    refusal = proof_level.refusal(find(request.recipe), case.run.nodes, request.changes())
+    refusal = proof_level.explain_refusal(find(request.recipe), case.run.nodes, request.changes())
     if refusal:
         yield Finding(*refusal)
 

@@ -37,7 +37,7 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
         return
     prediction = predict.one(request.job())
     if prediction.verdict == "oom":
-        better_text = better_layout.find(recipe)
+        better_text = better_layout.describe_better_layout(recipe)
         hint = f"--layout auto selects {better_text}" if better_text else memory_hint(request.job())
         yield Finding(
             f"{request.recipe} on this number of nodes does not fit on {recipe.gpu}: {prediction.reason}", hint

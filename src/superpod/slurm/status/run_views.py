@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from superpod.common.json_files import JsonObject, is_number, read_json
 from superpod.diagnosis import drift, job_end
-from superpod.reports.runs.attempts import resume_notes
+from superpod.reports.runs.attempts import list_resume_notes
 from superpod.runtime.attempts import full_disk, guard, progress
 from superpod.runtime.checkpoints import checkpoint_files
 from superpod.runtime.checkpoints.checkpoint_folder import step_of
@@ -116,7 +116,7 @@ def summarize_run(
         checkpoint_step=checkpoint_step,
         checkpoint_age_s=checkpoint_age_s,
         alarm=_alarm(run, lines, jobs, now) if status.state in (State.RUNNING, State.SAVING) else "",
-        resumed=tuple(resume_notes(latest_attempt)) if latest_attempt else (),
+        resumed=tuple(list_resume_notes(latest_attempt)) if latest_attempt else (),
         jobs=jobs,
         jobs_unknown=jobs_unknown if jobs is None else None,
     )

@@ -1,4 +1,4 @@
-"""Builds transformers' configuration for a NeMo model without a Hugging Face folder: the inverse of `families`.
+"""Derives transformers' configuration from a NeMo model, for exports without a Hugging Face folder.
 
 `nemo_config.require_match` converts the result back and rejects it if it does not specify the function that NeMo
 computes. Needs NeMo and transformers.
@@ -14,30 +14,26 @@ from superpod.weights.families import nemo_config
 from superpod.weights.families.families import FAMILIES
 from superpod.weights.transfer import load
 
-KINDS = {family.model: kind for kind, family in reversed(FAMILIES.items())}
+MODEL_TYPES = {family.model: kind for kind, family in reversed(FAMILIES.items())}
 """NeMo class -> the first `model_type` that it supports."""
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2"}
-EPS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
+EPSILON_KEYS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
 
 
 def build_hf_config(model: Any, tokenizer: Any) -> Any:
-    """Build the configuration of a NeMo model; `tokenizer` provides the ids for begin, end and padding.
-
-    Raises:
-        UserError: no `model_type` of transformers is known for the class.
-    """
+    """Return transformers' configuration for a NeMo model; `tokenizer` gives bos, eos and pad ids. Raises UserError."""
     from transformers import AutoConfig
 
     config, kind = model.config, find_model_type(model)
-    keys = _common_keys(config, kind) | _rope_keys(config, kind) | _windows_keys(config, kind)
+    keys = _build_common_keys(config, kind) | _build_rope_keys(config, kind) | _build_window_keys(config, kind)
     if config.num_moe_experts:
-        keys |= _experts_keys(config, kind)
+        keys |= _build_expert_keys(config, kind)
     if config.multi_latent_attention:
-        keys |= _latent_keys(config)
+        keys |= _build_latent_keys(config)
     if kind in ("gemma2", "gemma3_text"):
-        keys |= _gemma_keys(config, kind)
+        keys |= _build_gemma_keys(config, kind)
     if config.vocab_size is None:  # the tokenizer's vocabulary with padding
-        keys["vocab_size"] = load.base_state_dict(model)["embedding.word_embeddings.weight"].shape[0]
+        keys["vocab_size"] = load.get_base_state_dict(model)["embedding.word_embeddings.weight"].shape[0]
     inner_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         keys[name] = getattr(inner_tokenizer, name, None)
@@ -45,13 +41,9 @@ def build_hf_config(model: Any, tokenizer: Any) -> Any:
 
 
 def find_model_type(model: Any) -> str:
-    """Return the `model_type` of a NeMo model.
-
-    Raises:
-        UserError: none is known.
-    """
+    """Return transformers' `model_type` for a NeMo model. Raises UserError if none is known."""
     names = [cls.__name__ for cls in type(model).__mro__]
-    kind = next((KINDS[name] for name in names if name in KINDS), None)
+    kind = next((MODEL_TYPES[name] for name in names if name in MODEL_TYPES), None)
     if kind is None:
         raise UserError(f"no architecture of transformers is known for NeMo's {type(model).__name__}")
     if kind == "qwen3" and model.config.num_moe_experts:
@@ -61,7 +53,7 @@ def find_model_type(model: Any) -> str:
     return kind
 
 
-def _common_keys(config: Any, kind: str) -> dict[str, Any]:
+def _build_common_keys(config: Any, kind: str) -> dict[str, Any]:
     names = {nemo_config.get_activation(name): theirs for name, theirs in ACTIVATIONS.items()}
     act = names.get(config.activation_func, "silu")
     has_bias = bool(config.add_bias_linear)
@@ -75,7 +67,7 @@ def _common_keys(config: Any, kind: str) -> dict[str, Any]:
         "max_position_embeddings": config.seq_length,
         "initializer_range": config.init_method_std,
         "tie_word_embeddings": bool(config.share_embeddings_and_output_weights),
-        EPS.get(kind, "rms_norm_eps"): config.layernorm_epsilon,
+        EPSILON_KEYS.get(kind, "rms_norm_eps"): config.layernorm_epsilon,
         "hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act": act,
     }
     if kind == "starcoder2":
@@ -87,7 +79,7 @@ def _common_keys(config: Any, kind: str) -> dict[str, Any]:
     return keys
 
 
-def _rope_keys(config: Any, kind: str) -> dict[str, Any]:
+def _build_rope_keys(config: Any, kind: str) -> dict[str, Any]:
     base = config.rotary_base
     keys: dict[str, Any] = {"rope_theta": base}
     if kind == "gemma3_text":
@@ -95,7 +87,7 @@ def _rope_keys(config: Any, kind: str) -> dict[str, Any]:
     if kind in ("nemotron", "phi3"):
         keys["partial_rotary_factor"] = config.rotary_percent
     if kind == "gpt_oss":
-        return keys | {"rope_scaling": _gpt_oss_yarn(config)}
+        return keys | {"rope_scaling": _build_gpt_oss_yarn(config)}
     factor = config.rope_scaling_factor if kind == "gemma3_text" else config.seq_len_interpolation_factor
     if factor and factor != 1.0:
         return keys | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
@@ -110,7 +102,7 @@ def _rope_keys(config: Any, kind: str) -> dict[str, Any]:
     return keys
 
 
-def _gpt_oss_yarn(config: Any) -> dict[str, Any]:
+def _build_gpt_oss_yarn(config: Any) -> dict[str, Any]:
     scaling = {
         "rope_type": "yarn",
         "factor": config.yarn_rotary_scaling_factor,
@@ -124,7 +116,7 @@ def _gpt_oss_yarn(config: Any) -> dict[str, Any]:
     return scaling
 
 
-def _windows_keys(config: Any, kind: str) -> dict[str, Any]:
+def _build_window_keys(config: Any, kind: str) -> dict[str, Any]:
     from megatron.core.transformer.utils import is_layer_window_attention
 
     if kind in ("llama", "nemotron", "gemma", "deepseek_v2", "deepseek_v3"):
@@ -138,21 +130,21 @@ def _windows_keys(config: Any, kind: str) -> dict[str, Any]:
         keys["use_sliding_window"] = width is not None
     if kind == "gemma3_text":
         size = sum(config.interleaved_attn_pattern)
-        return keys | {"layer_types": [_layer_type(layer % size != 0) for layer in layers]}
+        return keys | {"layer_types": [_name_layer_type(layer % size != 0) for layer in layers]}
     if kind in ("qwen2", "qwen3", "gpt_oss", "gemma2") and width is not None:
         skips = config.window_attn_skip_freq
         if kind == "gemma2" and skips is None:  # the default of NeMo's class
-            return keys | {"layer_types": [_layer_type(layer % 2 == 0) for layer in layers]}
+            return keys | {"layer_types": [_name_layer_type(layer % 2 == 0) for layer in layers]}
         windowed = [is_layer_window_attention((width - 1, 0), skips, layer) for layer in layers]
-        keys["layer_types"] = [_layer_type(is_windowed) for is_windowed in windowed]
+        keys["layer_types"] = [_name_layer_type(is_windowed) for is_windowed in windowed]
     return keys
 
 
-def _layer_type(is_windowed: bool) -> str:
+def _name_layer_type(is_windowed: bool) -> str:
     return "sliding_attention" if is_windowed else "full_attention"
 
 
-def _experts_keys(config: Any, kind: str) -> dict[str, Any]:
+def _build_expert_keys(config: Any, kind: str) -> dict[str, Any]:
     names = hf_families.FAMILIES[kind].experts
     assert names is not None
     keys: dict[str, Any] = {names.count: config.num_moe_experts, "num_experts_per_tok": config.moe_router_topk}
@@ -163,7 +155,7 @@ def _experts_keys(config: Any, kind: str) -> dict[str, Any]:
     return keys
 
 
-def _latent_keys(config: Any) -> dict[str, Any]:
+def _build_latent_keys(config: Any) -> dict[str, Any]:
     sigmoid = config.moe_router_score_function == "sigmoid"
     pattern = config.moe_layer_freq
     dense_layers = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
@@ -185,7 +177,7 @@ def _latent_keys(config: Any) -> dict[str, Any]:
     return keys if sigmoid else keys | {"topk_method": "group_limited_greedy" if groups else "greedy"}
 
 
-def _gemma_keys(config: Any, kind: str) -> dict[str, Any]:
+def _build_gemma_keys(config: Any, kind: str) -> dict[str, Any]:
     if kind == "gemma3_text":
         scale = config.softmax_scale or config.kv_channels**-0.5
         scalar = round(scale**-2, 6)

@@ -1,4 +1,4 @@
-"""Lists the model families for which NeMo 2.7.3 has a class. Does not import NeMo."""
+"""Table of the model families for which NeMo 2.7.3 has a class. Does not import NeMo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superpod.weights.families.nemo_fields import NemoFields
 
 @dataclass(frozen=True)
 class Family:
-    """The NeMo class that computes a `model_type` of transformers."""
+    """NeMo's model class and configuration class for a `model_type` of transformers."""
 
     model: str
     config: str
@@ -22,7 +22,7 @@ class Family:
     """The only supported class of transformers."""
     convert: Callable[[HFConfig], NemoFields]
     more_keys: tuple[str, ...] = ()
-    """Further keys, without a default, that `convert` supports."""
+    """Keys without a default that `convert` supports, in addition to common ones."""
     quantizations: tuple[str, ...] = ()
 
 
@@ -43,32 +43,32 @@ _SMOLLM3 = (*_WINDOW, *_LAYERS, "use_sliding_window", "max_window_layers", "no_r
 _GPT_OSS = (*_LAYERS, "swiglu_limit", "swiglu_alpha", "experts_per_token")
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaModel", "LlamaConfig", "LlamaForCausalLM", dense.llama_fields),
-    "mistral": Family("MistralModel", "MistralConfig7B", "MistralForCausalLM", dense.mistral_fields),
-    "mixtral": Family("MixtralModel", "MixtralConfig8x7B", "MixtralForCausalLM", moe.mixtral_fields, _WINDOW),
-    "qwen2": Family("Qwen2Model", "Qwen2Config", "Qwen2ForCausalLM", dense.qwen2_fields, _LAYERS),
-    "qwen3": Family("Qwen3Model", "Qwen3Config", "Qwen3ForCausalLM", dense.qwen3_fields, _LAYERS),
+    "llama": Family("LlamaModel", "LlamaConfig", "LlamaForCausalLM", dense.convert_llama),
+    "mistral": Family("MistralModel", "MistralConfig7B", "MistralForCausalLM", dense.convert_mistral),
+    "mixtral": Family("MixtralModel", "MixtralConfig8x7B", "MixtralForCausalLM", moe.convert_mixtral, _WINDOW),
+    "qwen2": Family("Qwen2Model", "Qwen2Config", "Qwen2ForCausalLM", dense.convert_qwen2, _LAYERS),
+    "qwen3": Family("Qwen3Model", "Qwen3Config", "Qwen3ForCausalLM", dense.convert_qwen3, _LAYERS),
     "qwen3_moe": Family(
-        "Qwen3Model", "Qwen3MoEConfig", "Qwen3MoeForCausalLM", moe.qwen3_moe_fields, (*_LAYERS, "mlp_only_layers")
+        "Qwen3Model", "Qwen3MoEConfig", "Qwen3MoeForCausalLM", moe.convert_qwen3_moe, (*_LAYERS, "mlp_only_layers")
     ),
-    "gemma": Family("GemmaModel", "GemmaConfig", "GemmaForCausalLM", dense.gemma_fields),
-    "gemma2": Family("Gemma2Model", "Gemma2Config", "Gemma2ForCausalLM", dense.gemma2_fields, _LAYERS),
-    "gemma3_text": Family("Gemma3Model", "Gemma3Config1B", "Gemma3ForCausalLM", dense.gemma3_fields, _GEMMA3),
-    "nemotron": Family("NemotronModel", "NemotronConfig", "NemotronForCausalLM", dense.nemotron_fields),
-    "phi3": Family("Phi3Model", "Phi3Config", "Phi3ForCausalLM", dense.phi3_fields, _WINDOW),
+    "gemma": Family("GemmaModel", "GemmaConfig", "GemmaForCausalLM", dense.convert_gemma),
+    "gemma2": Family("Gemma2Model", "Gemma2Config", "Gemma2ForCausalLM", dense.convert_gemma2, _LAYERS),
+    "gemma3_text": Family("Gemma3Model", "Gemma3Config1B", "Gemma3ForCausalLM", dense.convert_gemma3, _GEMMA3),
+    "nemotron": Family("NemotronModel", "NemotronConfig", "NemotronForCausalLM", dense.convert_nemotron),
+    "phi3": Family("Phi3Model", "Phi3Config", "Phi3ForCausalLM", dense.convert_phi3, _WINDOW),
     "starcoder2": Family(
-        "Starcoder2Model", "Starcoder2Config", "Starcoder2ForCausalLM", dense.starcoder2_fields, _WINDOW
+        "Starcoder2Model", "Starcoder2Config", "Starcoder2ForCausalLM", dense.convert_starcoder2, _WINDOW
     ),
-    "deepseek_v2": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV2ForCausalLM", moe.deepseek_v2_fields, _V2),
-    "deepseek_v3": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV3ForCausalLM", moe.deepseek_v3_fields, _V3),
-    "gpt_oss": Family("GPTOSSModel", "GPTOSSConfig", "GptOssForCausalLM", moe.gpt_oss_fields, _GPT_OSS, ("mxfp4",)),
-    "granite": Family("LlamaModel", "LlamaConfig", "GraniteForCausalLM", dense.granite_fields),
-    "smollm3": Family("LlamaModel", "LlamaConfig", "SmolLM3ForCausalLM", dense.smollm3_fields, _SMOLLM3),
-    "seed_oss": Family("LlamaModel", "LlamaConfig", "SeedOssForCausalLM", dense.seed_oss_fields),
+    "deepseek_v2": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV2ForCausalLM", moe.convert_deepseek_v2, _V2),
+    "deepseek_v3": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV3ForCausalLM", moe.convert_deepseek_v3, _V3),
+    "gpt_oss": Family("GPTOSSModel", "GPTOSSConfig", "GptOssForCausalLM", moe.convert_gpt_oss, _GPT_OSS, ("mxfp4",)),
+    "granite": Family("LlamaModel", "LlamaConfig", "GraniteForCausalLM", dense.convert_granite),
+    "smollm3": Family("LlamaModel", "LlamaConfig", "SmolLM3ForCausalLM", dense.convert_smollm3, _SMOLLM3),
+    "seed_oss": Family("LlamaModel", "LlamaConfig", "SeedOssForCausalLM", dense.convert_seed_oss),
 }
 """`model_type` -> family."""
 
 
 def known_keys(kind: str) -> frozenset[str]:
-    """Return the keys of config.json that the import of a family supports."""
+    """Return the keys of config.json that the import of model type `kind` supports."""
     return _COMMON | hf_families.FAMILIES[kind].keys | frozenset(FAMILIES[kind].more_keys) | hf_families.HARMLESS_KEYS

@@ -10,36 +10,37 @@ from superpod.planner.formats.hf_config import HFConfig
 from superpod.weights.families.nemo_fields import (
     NemoFields,
     UnsupportedError,
-    biases,
-    common_fields,
+    convert_biases,
+    convert_common,
+    convert_decoder,
+    convert_rope,
+    convert_window,
     require_no_bias,
-    rope,
-    window,
 )
 
 
-def llama_fields(config: HFConfig) -> NemoFields:
-    """Convert Llama and models with its architecture: Yi, SmolLM, Falcon 3, distilled DeepSeek-R1."""
-    rotary = rope(config, "LlamaModel", llama3=True)
+def convert_llama(config: HFConfig) -> NemoFields:
+    """Convert Llama and models of its architecture: Yi, SmolLM, Falcon 3, distilled DeepSeek-R1."""
+    rotary = convert_rope(config, "LlamaModel", llama3=True)
     config_class = "Llama31Config" if "scale_factor" in rotary else None
-    return NemoFields(common_fields(config) | biases(config, "LlamaModel") | rotary, config_class)
+    return NemoFields(convert_common(config) | convert_biases(config, "LlamaModel") | rotary, config_class)
 
 
-def granite_fields(config: HFConfig) -> NemoFields:
-    """Convert Granite: a Llama with a softmax scale. All other factors must be 1."""
+def convert_granite(config: HFConfig) -> NemoFields:
+    """Convert Granite: Llama with a softmax scale. Its other scaling factors must be 1."""
     for key in ("embedding_multiplier", "logits_scaling", "residual_multiplier"):
         if config.values[key] != 1.0:
             raise UnsupportedError(f"{key} is {config.values[key]}, but NeMo's LlamaModel does not support this factor")
-    nemo = llama_fields(config)
+    nemo = convert_llama(config)
     nemo.fields["softmax_scale"] = float(config.values["attention_multiplier"])
     return nemo
 
 
-def smollm3_fields(config: HFConfig) -> NemoFields:
-    """Convert SmolLM3: a Llama with layers without RoPE."""
+def convert_smollm3(config: HFConfig) -> NemoFields:
+    """Convert SmolLM3: Llama with some layers without RoPE."""
     if config.values.get("use_sliding_window") or "sliding_attention" in (config.values.get("layer_types") or []):
         raise UnsupportedError("use_sliding_window is set, but NeMo's LlamaModel does not support sliding windows")
-    nemo = llama_fields(config)
+    nemo = convert_llama(config)
     every = config.values["no_rope_layer_interval"]
     rope_layers = config.values.get("no_rope_layers") or [
         int((layer + 1) % every != 0) for layer in range(config.layers)
@@ -53,44 +54,44 @@ def smollm3_fields(config: HFConfig) -> NemoFields:
     return nemo
 
 
-def seed_oss_fields(config: HFConfig) -> NemoFields:
-    """Convert Seed-OSS: a Llama with biases of Q, K and V."""
+def convert_seed_oss(config: HFConfig) -> NemoFields:
+    """Convert Seed-OSS: Llama with biases of Q, K and V."""
     require_no_bias(config, "LlamaModel", "attention_out_bias", "mlp_bias")
-    nemo = llama_fields(config)
+    nemo = convert_llama(config)
     nemo.fields["add_qkv_bias"] = config.qkv_bias
     return nemo
 
 
-def mistral_fields(config: HFConfig) -> NemoFields:
+def convert_mistral(config: HFConfig) -> NemoFields:
     """Convert Mistral with or without a sliding window."""
-    fields = common_fields(config) | rope(config, "MistralModel") | window(config)
+    fields = convert_decoder(config, "MistralModel")
     # Transformer Engine 2.9 supports windows only with all-to-all context parallelism, as does NeMo's importer.
     fields["cp_comm_type"] = "a2a" if fields["window_size"] else None
     return NemoFields(fields)
 
 
-def qwen2_fields(config: HFConfig) -> NemoFields:
+def convert_qwen2(config: HFConfig) -> NemoFields:
     """Convert Qwen 2 and 2.5."""
-    return NemoFields(common_fields(config) | rope(config, "Qwen2Model") | window(config) | {"add_qkv_bias": True})
+    return NemoFields(convert_decoder(config, "Qwen2Model") | {"add_qkv_bias": True})
 
 
-def qwen3_fields(config: HFConfig) -> NemoFields:
-    """Convert Qwen 3 without experts."""
+def convert_qwen3(config: HFConfig) -> NemoFields:
+    """Convert dense Qwen 3."""
     require_no_bias(config, "Qwen3Model", "attention_bias")
-    fields = common_fields(config) | rope(config, "Qwen3Model") | window(config)
+    fields = convert_decoder(config, "Qwen3Model")
     return NemoFields(fields | {"qk_layernorm": True, "add_qkv_bias": False})
 
 
-def gemma_fields(config: HFConfig) -> NemoFields:
+def convert_gemma(config: HFConfig) -> NemoFields:
     """Convert Gemma 1."""
     require_no_bias(config, "GemmaModel", "attention_bias")
-    return NemoFields(common_fields(config) | rope(config, "GemmaModel"))
+    return NemoFields(convert_common(config) | convert_rope(config, "GemmaModel"))
 
 
-def gemma2_fields(config: HFConfig) -> NemoFields:
-    """Convert Gemma 2; its windows are corrected when a model is loaded (`nemo_fixes`)."""
+def convert_gemma2(config: HFConfig) -> NemoFields:
+    """Convert Gemma 2. `nemo_fixes` corrects its sliding windows when a model is loaded."""
     require_no_bias(config, "Gemma2Model", "attention_bias")
-    fields = common_fields(config, act="hidden_activation") | rope(config, "Gemma2Model") | window(config)
+    fields = convert_decoder(config, "Gemma2Model", act="hidden_activation")
     # Always set, because NeMo's class has its own default for the windowed layers.
     fields["window_attn_skip_freq"] = [int(on) for on in config.windowed] if fields["window_size"] else None
     for key in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
@@ -98,24 +99,22 @@ def gemma2_fields(config: HFConfig) -> NemoFields:
     return NemoFields(fields)
 
 
-def gemma3_fields(config: HFConfig) -> NemoFields:
+def convert_gemma3(config: HFConfig) -> NemoFields:
     """Convert Gemma 3's language model."""
     require_no_bias(config, "Gemma3Model", "attention_bias")
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if config.values.get(key):
             raise UnsupportedError(f"{key} is {config.values[key]!r}, but NeMo's Gemma3Model does not support it")
-    fields = common_fields(config, act="hidden_activation") | rope(config, "Gemma3Model")
+    fields = convert_common(config, act="hidden_activation") | convert_rope(config, "Gemma3Model")
     if not config.tied:
         raise UnsupportedError("tie_word_embeddings is false, but NeMo's Gemma3Model ties the embeddings")
-    if not window(config)["window_size"] and not config.window:
+    if not convert_window(config)["window_size"] and not config.window:
         raise UnsupportedError("sliding_window is null, but NeMo's Gemma3Model has a sliding window")
     windowed = list(config.windowed)
     # NeMo's class repeats a pattern of (local, global) layers. Without global layers, it must exceed the model.
     size = windowed.index(False) + 1 if False in windowed else config.layers + 1
     if windowed != [(layer + 1) % size != 0 for layer in range(config.layers)]:
-        raise UnsupportedError(
-            "layer_types must repeat a number of windowed layers and one full layer, as in NeMo's class"
-        )
+        raise UnsupportedError("layer_types must repeat N windowed layers and one full layer, as in NeMo's class")
     rotary = config.rope()
     factor = fields.pop("seq_len_interpolation_factor", 1.0)
     return NemoFields(
@@ -131,22 +130,22 @@ def gemma3_fields(config: HFConfig) -> NemoFields:
     )
 
 
-def nemotron_fields(config: HFConfig) -> NemoFields:
+def convert_nemotron(config: HFConfig) -> NemoFields:
     """Convert Nemotron 3 and 4."""
     return NemoFields(
-        common_fields(config, eps="norm_eps")
-        | biases(config, "NemotronModel")
-        | rope(config, "NemotronModel", partial=True),
+        convert_common(config, eps="norm_eps")
+        | convert_biases(config, "NemotronModel")
+        | convert_rope(config, "NemotronModel", partial=True),
     )
 
 
-def phi3_fields(config: HFConfig) -> NemoFields:
+def convert_phi3(config: HFConfig) -> NemoFields:
     """Convert Phi 3 and 4 without longrope."""
     require_no_bias(config, "Phi3Model")
-    return NemoFields(common_fields(config) | rope(config, "Phi3Model", partial=True) | window(config))
+    return NemoFields(convert_decoder(config, "Phi3Model", partial=True))
 
 
-def starcoder2_fields(config: HFConfig) -> NemoFields:
+def convert_starcoder2(config: HFConfig) -> NemoFields:
     """Convert StarCoder 2."""
-    fields = common_fields(config, eps="norm_epsilon") | rope(config, "Starcoder2Model") | window(config)
+    fields = convert_decoder(config, "Starcoder2Model", eps="norm_epsilon")
     return NemoFields(fields | {"add_bias_linear": bool(config.values["use_bias"])})

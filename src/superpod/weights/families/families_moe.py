@@ -9,23 +9,21 @@ from superpod.planner.formats.hf_config import HFConfig
 from superpod.weights.families.nemo_fields import (
     NemoFields,
     UnsupportedError,
-    common_fields,
+    convert_common,
+    convert_decoder,
+    convert_window,
+    get_yarn_scales,
     require_no_bias,
-    rope,
-    window,
-    yarn_scales,
 )
 
 
-def mixtral_fields(config: HFConfig) -> NemoFields:
+def convert_mixtral(config: HFConfig) -> NemoFields:
     """Convert Mixtral."""
-    return NemoFields(
-        common_fields(config) | rope(config, "MixtralModel") | window(config) | softmax_router(config, normalized=True)
-    )
+    return NemoFields(convert_decoder(config, "MixtralModel") | convert_softmax_router(config, normalized=True))
 
 
-def softmax_router(config: HFConfig, *, normalized: bool) -> dict[str, Any]:
-    """Return the fields of a router with a softmax over all experts (`normalized`: over the selected ones)."""
+def convert_softmax_router(config: HFConfig, *, normalized: bool) -> dict[str, Any]:
+    """Return the fields of a softmax router over all experts, or over selected ones if `normalized` is set."""
     if config.topk > config.experts:
         raise UnsupportedError(f"num_experts_per_tok is {config.topk}, which exceeds the {config.experts} experts")
     if config.topk == 1 and normalized:
@@ -39,7 +37,7 @@ def softmax_router(config: HFConfig, *, normalized: bool) -> dict[str, Any]:
     }
 
 
-def qwen3_moe_fields(config: HFConfig) -> NemoFields:
+def convert_qwen3_moe(config: HFConfig) -> NemoFields:
     """Convert Qwen 3 with experts in every layer."""
     require_no_bias(config, "Qwen3Model", "attention_bias")
     if config.moe_every != 1 or config.dense_first:
@@ -48,13 +46,13 @@ def qwen3_moe_fields(config: HFConfig) -> NemoFields:
             f"decoder_sparse_step is {config.moe_every} and mlp_only_layers is {dense_layers}, but NeMo's class has "
             "experts in all layers"
         )
-    router = softmax_router(config, normalized=bool(config.values["norm_topk_prob"]))
+    router = convert_softmax_router(config, normalized=bool(config.values["norm_topk_prob"]))
     moe = {"moe_ffn_hidden_size": config.expert_ffn, "qk_layernorm": True, "add_qkv_bias": False}
-    return NemoFields(common_fields(config) | rope(config, "Qwen3Model") | window(config) | router | moe)
+    return NemoFields(convert_decoder(config, "Qwen3Model") | router | moe)
 
 
-def gpt_oss_fields(config: HFConfig) -> NemoFields:
-    """Convert gpt-oss with YaRN's factor, which transformers applies and NeMo's own importer omits."""
+def convert_gpt_oss(config: HFConfig) -> NemoFields:
+    """Convert gpt-oss, including YaRN's attention factor, which NeMo's own importer omits."""
     if not config.values["attention_bias"]:
         raise UnsupportedError("attention_bias is false, but NeMo's GPTOSSModel has biases")
     for key, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
@@ -67,12 +65,12 @@ def gpt_oss_fields(config: HFConfig) -> NemoFields:
     rotary = config.rope()
     if rotary.kind != "yarn":
         raise UnsupportedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's GPTOSSModel supports only 'yarn'")
-    mscale, all_dim, factor = yarn_scales(rotary)
+    mscale, all_dim, factor = get_yarn_scales(rotary)
     if factor:
         raise UnsupportedError(
             f"rope_scaling has attention_factor {factor}, but NeMo's GPTOSSModel computes it from factor"
         )
-    fields = common_fields(config) | softmax_router(config, normalized=True) | window(config)
+    fields = convert_common(config) | convert_softmax_router(config, normalized=True) | convert_window(config)
     fields |= {"rotary_base": rotary.theta, "moe_ffn_hidden_size": config.expert_ffn}
     fields |= {
         "yarn_rotary_scaling_factor": rotary.scaling["factor"],
@@ -89,13 +87,13 @@ def gpt_oss_fields(config: HFConfig) -> NemoFields:
 
 
 def _require_values(config: HFConfig, *allowed: tuple[str, Any]) -> None:
-    """Require that keys have the only value that transformers and NeMo support."""
+    """Raise UnsupportedError if one of the (key, value) pairs in `allowed` has another value in `config`."""
     for key, only in allowed:
         if config.values.get(key, only) != only:
             raise UnsupportedError(f"{key} is {config.values[key]!r}, but transformers and NeMo support only {only!r}")
 
 
-def deepseek_v3_fields(config: HFConfig) -> NemoFields:
+def convert_deepseek_v3(config: HFConfig) -> NemoFields:
     """Convert DeepSeek-V3 and R1."""
     if not config.values["norm_topk_prob"]:
         raise UnsupportedError("norm_topk_prob is false, but Megatron's sigmoid router normalizes the weights")
@@ -110,12 +108,12 @@ def deepseek_v3_fields(config: HFConfig) -> NemoFields:
         )
     if top < 2:
         raise UnsupportedError("num_experts_per_tok is 1, whose weight Megatron's sigmoid router does not normalize")
-    nemo = latent_fields(config, groups)
+    nemo = convert_deepseek(config, groups)
     nemo.fields |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
     return nemo
 
 
-def deepseek_v2_fields(config: HFConfig) -> NemoFields:
+def convert_deepseek_v2(config: HFConfig) -> NemoFields:
     """Convert DeepSeek-V2 with the greedy or the group-limited router."""
     _require_values(config, ("scoring_func", "softmax"), ("moe_layer_freq", 1))
     require_no_bias(config, "DeepSeekModel", "mlp_bias")
@@ -132,7 +130,7 @@ def deepseek_v2_fields(config: HFConfig) -> NemoFields:
             f"num_experts_per_tok {top} over topk_group {config.values['topk_group']} must be 1: transformers ranks "
             "groups by their best expert, but Megatron by the number of experts that it selects per group"
         )
-    nemo = latent_fields(config, groups)
+    nemo = convert_deepseek(config, groups)
     nemo.fields |= {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False}
     rotary = config.rope()
     if rotary.kind == "yarn" and rotary.scaling.get("mscale_all_dim"):
@@ -143,8 +141,8 @@ def deepseek_v2_fields(config: HFConfig) -> NemoFields:
     return nemo
 
 
-def latent_fields(config: HFConfig, groups: int) -> NemoFields:
-    """Return the fields of multi-latent attention and of DeepSeek's experts in `groups` router groups."""
+def convert_deepseek(config: HFConfig, groups: int) -> NemoFields:
+    """Convert multi-latent attention and DeepSeek's experts, which form `groups` router groups."""
     require_no_bias(config, "DeepSeekModel", "attention_bias")
     if float(config.values["rms_norm_eps"]) != 1e-6:
         raise UnsupportedError(
@@ -161,7 +159,7 @@ def latent_fields(config: HFConfig, groups: int) -> NemoFields:
         )
     if not config.shared_ffn:
         raise UnsupportedError("n_shared_experts is 0, but NeMo's DeepSeekModel requires shared experts")
-    fields = common_fields(replace(config, head_dim=config.qk_nope_dim, kv_heads=0))
+    fields = convert_common(replace(config, head_dim=config.qk_nope_dim, kv_heads=0))
     fields |= {
         "q_lora_rank": config.q_lora or None,
         "kv_lora_rank": config.kv_lora,
@@ -179,10 +177,10 @@ def latent_fields(config: HFConfig, groups: int) -> NemoFields:
         "moe_router_topk_scaling_factor": config.values["routed_scaling_factor"],
         "qk_layernorm": True,
     }
-    return NemoFields(fields | _latent_rope(config))
+    return NemoFields(fields | _convert_latent_rope(config))
 
 
-def _latent_rope(config: HFConfig) -> dict[str, Any]:
+def _convert_latent_rope(config: HFConfig) -> dict[str, Any]:
     rotary = config.rope()
     fields: dict[str, Any] = {"rotary_base": rotary.theta}
     if rotary.kind == "default":
@@ -192,7 +190,7 @@ def _latent_rope(config: HFConfig) -> dict[str, Any]:
         raise UnsupportedError(
             f"rope_scaling has type {rotary.kind!r}, but Megatron's latent attention supports only 'yarn'"
         )
-    mscale, all_dim, factor = yarn_scales(rotary)
+    mscale, all_dim, factor = get_yarn_scales(rotary)
     if factor or scaling.get("truncate") is False or (scaling.get("mscale_all_dim") and not all_dim):
         raise UnsupportedError(
             f"rope_scaling is {scaling!r}, but Megatron's latent attention computes its factors from mscale"

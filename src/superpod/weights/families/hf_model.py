@@ -1,4 +1,4 @@
-"""Builds a NeMo model configuration from a Hugging Face `config.json`, for the models of a user's own collection.
+"""Builds NeMo's model for a Hugging Face `config.json`, for models in a user's collection.
 
 `nemo_class.py` determines the NeMo class and its fields, as for an import.
 """
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 GEMMA3_WORKAROUND = (
     "use CosSinConfig1B of examples/gemma3/modules with its sizes; or convert it, which needs no training"
 )
-"""Workaround for training a Gemma 3 with different sizes."""
+"""Hint for training a Gemma 3 of other sizes."""
 SET_ELSEWHERE = ("vocab_size", "seq_length")
-"""Fields that a recipe does not take from config.json: the tokenizer and the recipe determine them."""
+"""Fields that the tokenizer and the recipe determine, not config.json."""
 
 
 def hf_model(path: str | Path) -> run.Config:
-    """Return NeMo's model for the `config.json` at `path`; for use in the model function of a collection.
-
-    Raises:
-        UserError: no class of NeMo computes the same function, or a key is unknown.
-    """
+    """Return the `run.Config` for the config.json at `path`. Raises UserError if NeMo has no such model."""
     from superpod.collection.registry import models
     from superpod.weights.families.nemo_class import find_nemo_class
 
@@ -46,7 +42,7 @@ def hf_model(path: str | Path) -> run.Config:
 
 
 def _build_config(nemo_class: NemoClass) -> run.Config:
-    """Return a configuration that sets only the fields that differ from the class's defaults."""
+    """Return the `run.Config` of the model, with only the fields that differ from the class's defaults."""
     import importlib
     from dataclasses import fields
 
@@ -54,7 +50,7 @@ def _build_config(nemo_class: NemoClass) -> run.Config:
 
     from superpod.weights.families import nemo_config
 
-    model = nemo_config.model_class(nemo_class)
+    model = nemo_config.get_model_class(nemo_class)
     config = getattr(importlib.import_module(model.__module__), nemo_class.config)
     defaults = {field.name: field.default for field in fields(config)}
     values = {

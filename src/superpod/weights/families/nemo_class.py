@@ -1,4 +1,4 @@
-"""Finds the NeMo class, and its fields, that computes the same function as a Hugging Face config.json.
+"""Finds the NeMo class, and the values of its fields, that compute the same function as a Hugging Face config.json.
 
 A key that affects the function is either converted to a field of NeMo's class, or must have the only value that the
 class supports; otherwise the folder is rejected. Keys and defaults are those of transformers 4.57. Each import verifies
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,17 @@ from superpod.weights.families.nemo_fields import UnsupportedError
 
 @dataclass(frozen=True)
 class NemoClass:
-    """The NeMo class for a configuration."""
+    """NeMo's model class, configuration class and field values for a config.json."""
 
     model: str
     """Class of `nemo.collections.llm`."""
     config: str
-    """Its configuration class, from the same package or the module of the model."""
+    """Its configuration class."""
     fields: dict[str, Any]
     """Fields of the configuration; `activation_func` is a name in `ACTIVATIONS`."""
     unknown: tuple[str, ...] = ()
-    """Keys of config.json that neither transformers' class nor this file supports."""
-    doubts: tuple[str, ...] = field(default=())
+    """Keys of config.json that are unknown to transformers and to this module."""
+    doubts: tuple[str, ...] = ()
     """Known differences between transformers and the original implementation of the model."""
 
 
@@ -41,21 +41,21 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
     """Return the NeMo class that computes the same function as a configuration.
 
     Args:
-        config: the object in a config.json.
-        where: the name of the file for messages.
+        config: the content of a config.json.
+        where: name of the file for messages.
 
     Raises:
-        UserError: no class of NeMo 2.7.3 computes this function; the message contains the key.
+        UserError: no class of NeMo 2.7.3 computes this function; the message names the key.
     """
     keys = decoder_keys(config, where)
     kind = str(config.get("model_type") or "")
     if kind not in FAMILIES:
         reason = UNSUPPORTED_FAMILIES.get(kind, "NeMo 2.7.3 has no class that computes it")
-        known_families = f"known: {', '.join(FAMILIES)}"
-        raise UserError(f"{where}: NeMo 2.7.3 cannot import model_type {kind!r}: {reason}", known_families)
+        hint = f"supported model types: {', '.join(FAMILIES)}"
+        raise UserError(f"{where}: NeMo 2.7.3 cannot import model_type {kind!r}: {reason}", hint)
     family = FAMILIES[kind]
     try:
-        _check_common(config, family)
+        _require_causal_model(config, family)
         decoder = parse_config(keys, where, default_sizes=True)
         if not decoder.ffn:
             raise UnsupportedError("intermediate_size is missing")
@@ -66,39 +66,31 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
         raise UserError(f"{where}: {refused}", WORKAROUND) from None
     except KeyError as missing:
         raise missing_key(missing, kind, where) from None
-    known_families = known_keys(kind)
-    unknown = tuple(sorted(key for key, value in config.items() if key not in known_families and value is not None))
+    known = known_keys(kind)
+    unknown = tuple(sorted(key for key, value in config.items() if key not in known and value is not None))
     return NemoClass(family.model, nemo.config or family.config, nemo.fields, unknown, tuple(nemo.doubts))
 
 
 def read_nemo_class(folder: Path) -> NemoClass:
-    """Return the NeMo class for a folder's config.json.
-
-    Raises:
-        UserError: as in `find_nemo_class`, or the file cannot be read.
-    """
+    """Return the NeMo class for a folder's config.json. Raises UserError like `read_config` and `find_nemo_class`."""
     return find_nemo_class(read_config(folder), str(folder / "config.json"))
 
 
 def read_config(folder: Path) -> Config:
-    """Read a folder's config.json.
-
-    Raises:
-        UserError: the file does not exist or is not a JSON object.
-    """
+    """Return the content of a folder's config.json. Raises UserError if it is missing or not a JSON object."""
     file = folder / "config.json"
     if os.path.lexists(file):
-        return read_json(file, f"a Hugging Face folder; {FETCH}")
+        return read_json(file, f"a Hugging Face folder; {DOWNLOAD}")
     if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"{folder} is not a Hugging Face folder of a model: it contains a PEFT adapter without its base model",
             MERGE_ADAPTER,
         )
-    raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json", FETCH)
+    raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json", DOWNLOAD)
 
 
-def _check_common(c: Mapping[str, Any], family: Family) -> None:
-    """Reject what no family supports: output layers other than for next tokens, quantized weights, and encoders."""
+def _require_causal_model(c: Mapping[str, Any], family: Family) -> None:
+    """Raise UnsupportedError for a quantized model, an encoder, or another architecture than causal language models."""
     architectures = c.get("architectures") or [family.architecture]
     if not isinstance(architectures, list) or family.architecture not in architectures:
         heads = ", ".join(map(str, architectures)) if isinstance(architectures, list) else repr(architectures)
@@ -129,7 +121,7 @@ CAUSAL_MODEL_VALUES: Config = {
     "compression_config": None,
     "sparsity_config": None,
 }
-"""Keys of all configurations, with the only value for a plain causal language model."""
+"""Key of config.json -> its value in a causal language model."""
 
 UNSUPPORTED_FAMILIES = {
     "olmo": "it clips queries and has norms without weights",
@@ -151,8 +143,8 @@ UNSUPPORTED_FAMILIES = {
     "gpt_neox": "attention and MLP are parallel",
     "falcon": "attention and MLP are parallel",
 }
-"""Reasons why well-known architectures cannot be imported."""
+"""model_type -> reason why it cannot be imported."""
 
 WORKAROUND = "use another model, or train its shape from scratch (docs/extending.md)"
-FETCH = "download it first: hf download ORG/NAME --local-dir DIR, then pass DIR"
-MERGE_ADAPTER = "merge it first: `merge_and_unload` of peft, then save_pretrained"
+DOWNLOAD = "download it with `hf download ORG/NAME --local-dir DIR`, then pass DIR"
+MERGE_ADAPTER = "merge it first with peft: `merge_and_unload`, then `save_pretrained`"

@@ -14,25 +14,21 @@ if TYPE_CHECKING:
     from nemo.collections.llm import GPTConfig, GPTModel
 
 
-def model_class(nemo_class: NemoClass) -> type[GPTModel]:
-    """Return the class of the model."""
+def get_model_class(nemo_class: NemoClass) -> type[GPTModel]:
+    """Return NeMo's model class, such as `llm.LlamaModel`."""
     from nemo.collections import llm
 
     return getattr(llm, nemo_class.model)
 
 
-def build(nemo_class: NemoClass, dtype: torch.dtype) -> GPTConfig:
-    """Build the configuration with a data type.
-
-    Raises:
-        AttributeError: the class lacks a field, which would be ignored.
-    """
+def build_config(nemo_class: NemoClass, dtype: torch.dtype) -> GPTConfig:
+    """Build NeMo's configuration with parameters in `dtype`. Raises AttributeError if its class lacks a field."""
     import importlib
     from dataclasses import fields
 
     import torch
 
-    module = importlib.import_module(model_class(nemo_class).__module__)
+    module = importlib.import_module(get_model_class(nemo_class).__module__)
     cls = getattr(module, nemo_class.config)
     values = get_settings(nemo_class)
     values |= {"params_dtype": dtype, "bf16": dtype is torch.bfloat16, "fp16": dtype is torch.float16}
@@ -43,7 +39,10 @@ def build(nemo_class: NemoClass, dtype: torch.dtype) -> GPTConfig:
 
 
 def get_settings(nemo_class: NemoClass) -> dict[str, Any]:
-    """Return the fields with the activation as a function, and fusion only if the fused kernel is equivalent."""
+    """Return the fields of the configuration, with `activation_func` as a function.
+
+    `bias_activation_fusion` is set only if the fused kernel computes the same function.
+    """
     values = dict(nemo_class.fields)
     name = values.get("activation_func")
     if name:
@@ -54,7 +53,7 @@ def get_settings(nemo_class: NemoClass) -> dict[str, Any]:
 
 
 def get_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the activation with this name in `nemo_fields.ACTIVATIONS`, as a function that NeMo can serialize."""
+    """Return the function of an activation (a value in `nemo_fields.ACTIVATIONS`) that NeMo can serialize."""
     import torch.nn.functional as F
     from nemo.collections.llm.fn.activation import openai_gelu, squared_relu
 
@@ -62,7 +61,7 @@ def get_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return (functions | {"gelu_tanh": openai_gelu, "relu2": squared_relu})[name]
 
 
-SHAPE = (
+SHAPE_FIELDS = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
     *("moe_layer_freq", "add_qkv_bias", "add_bias_linear", "qk_layernorm", "gated_linear_unit", "normalization"),
@@ -71,7 +70,7 @@ SHAPE = (
 )
 """Fields that determine the shapes of the tensors, on which the planned layout depends."""
 
-NUMBERS = (
+VALUE_FIELDS = (
     *("vocab_size", "share_embeddings_and_output_weights", "activation_func", "layernorm_epsilon", "softmax_scale"),
     *("rotary_base", "rotary_percent", "rotary_interleaved", "seq_len_interpolation_factor", "no_rope_freq"),
     *("scale_factor", "low_freq_factor", "high_freq_factor", "old_context_len", "rope_scaling_factor"),
@@ -84,13 +83,13 @@ NUMBERS = (
     *("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale"),
     *("mscale_all_dim", "qk_l2_norm"),
 )
-"""Fields that affect the results: with different values, the same weights silently give different results."""
+"""Fields that affect the function, but not the shapes: with other values, the same weights give different results."""
 
 
 def find_differences(config: GPTConfig, other: GPTConfig, names: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
-    """Return the fields that make `other` compute a different function, as (name, value in `config`, value in `other`).
+    """Return the fields among `names` that make two configurations different functions, as (name, value, other value).
 
-    Missing fields count as None. Llama 3.1's scaling with factor 1 equals no scaling.
+    A missing field is None. Llama 3.1's RoPE scaling with factor 1 equals no scaling.
     """
     differences: list[tuple[str, Any, Any]] = []
     scaled = hasattr(config, "scale_factor")
@@ -107,15 +106,15 @@ def find_differences(config: GPTConfig, other: GPTConfig, names: tuple[str, ...]
             default = config.kv_channels**-0.5
             if math.isclose(new_value or default, old or default, rel_tol=1e-6):
                 continue
-        if name == "window_attn_skip_freq" and windowed_layers(config) == windowed_layers(other):
+        if name == "window_attn_skip_freq" and list_windowed_layers(config) == list_windowed_layers(other):
             continue
         if not _is_equal(new_value, old, name):
             differences.append((name, new_value, old))
     return differences
 
 
-def windowed_layers(config: GPTConfig) -> list[bool]:
-    """Return for each layer whether it has a sliding window."""
+def list_windowed_layers(config: GPTConfig) -> list[bool]:
+    """Return whether each layer has a sliding window."""
     from megatron.core.transformer.utils import is_layer_window_attention
 
     layers = range(1, config.num_layers + 1)
@@ -139,18 +138,18 @@ def _is_equal(a: Any, b: Any, name: str) -> bool:
 
 
 def require_match(nemo_class: NemoClass, model: GPTModel) -> None:
-    """Require that a NeMo model computes the function of a Hugging Face configuration.
+    """Check that a NeMo model computes the function of a Hugging Face configuration.
 
     Raises:
         UserError: it computes a different function; the message lists the fields.
     """
-    cls = model_class(nemo_class)
+    cls = get_model_class(nemo_class)
     if not isinstance(model, cls):
         raise UserError(
             f"the checkpoint is a {type(model).__name__}, but the Hugging Face folder contains a {cls.__name__}"
         )
-    right = build(nemo_class, model.config.params_dtype)
-    differences = find_differences(right, model.config, SHAPE + NUMBERS)
+    right = build_config(nemo_class, model.config.params_dtype)
+    differences = find_differences(right, model.config, SHAPE_FIELDS + VALUE_FIELDS)
     if model.config.vocab_size is None:  # the tokenizer determines the rows, and the shapes of tensors are compared
         differences = [difference for difference in differences if difference[0] != "vocab_size"]
     if differences:

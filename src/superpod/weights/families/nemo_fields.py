@@ -1,4 +1,4 @@
-"""Converts the parts of `HFConfig` that all families share to fields of NeMo's configurations. Does not import NeMo."""
+"""Converts the parts of config.json that all families share to fields of NeMo's configurations, without NeMo."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from superpod.planner.formats.hf_config import HFConfig, Rope
 
 
 class UnsupportedError(ValueError):
-    """NeMo's class does not compute the same function; the message contains the key."""
+    """NeMo's class does not compute the same function; the message names the key of config.json."""
 
 
 @dataclass
 class NemoFields:
-    """The fields of NeMo's configuration for a config.json."""
+    """Field values of NeMo's configuration class for a config.json."""
 
     fields: dict[str, Any]
     config: str | None = None
-    """The configuration class, if it is not the family's default."""
+    """The configuration class if it is not the default of the family."""
     doubts: list[str] = field(default_factory=list)
+    """Known differences between transformers and the model's original implementation."""
 
 
 ACTIVATIONS = {
@@ -32,11 +33,11 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Name of an activation in transformers -> name in this project; `nemo_config` has the functions."""
+"""Activation in transformers -> name of its function in `nemo_config.get_activation`."""
 
 
-def common_fields(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
-    """Return the fields that every class has."""
+def convert_common(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
+    """Return the fields of all NeMo classes; `eps` and `act` are keys of config.json. Raises UnsupportedError."""
     groups = config.kv_heads or config.heads
     if config.heads % groups:
         raise UnsupportedError(f"num_attention_heads {config.heads} is not a multiple of num_key_value_heads {groups}")
@@ -57,24 +58,20 @@ def common_fields(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidde
         "seq_length": config.values["max_position_embeddings"],
         "init_method_std": config.values.get("initializer_range", 0.02),
         "share_embeddings_and_output_weights": config.tied,
-        "activation_func": activation(config, act),
+        "activation_func": convert_activation(config, act),
     }
 
 
-def activation(config: HFConfig, key: str) -> str:
-    """Return this project's name of the activation.
-
-    Raises:
-        UnsupportedError: NeMo does not support the function.
-    """
+def convert_activation(config: HFConfig, key: str) -> str:
+    """Return the activation at `key` as a value of `ACTIVATIONS`. Raises UnsupportedError if NeMo does not have it."""
     name = config.values[key]
     if name not in ACTIVATIONS:
         raise UnsupportedError(f"{key} is {name!r}, but NeMo's classes support only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def biases(config: HFConfig, model: str) -> dict[str, Any]:
-    """Return the field for biases, which Megatron has in all linear layers or in none (`add_bias_linear`)."""
+def convert_biases(config: HFConfig, model: str) -> dict[str, Any]:
+    """Return the field `add_bias_linear`. Raises UnsupportedError if only some linear layers have biases."""
     if config.proj_bias != config.mlp_bias:
         raise UnsupportedError(
             f"attention_bias is {config.proj_bias} and mlp_bias is {config.mlp_bias}, but NeMo's {model} has biases in "
@@ -84,7 +81,7 @@ def biases(config: HFConfig, model: str) -> dict[str, Any]:
 
 
 def require_no_bias(config: HFConfig, model: str, *keys: str) -> None:
-    """Reject biases that the class does not support."""
+    """Raise UnsupportedError if one of `keys` (default: all biases) is set, because NeMo's `model` has no biases."""
     for key in keys or ("attention_bias", "mlp_bias"):
         if config.values.get(key):
             raise UnsupportedError(
@@ -93,17 +90,17 @@ def require_no_bias(config: HFConfig, model: str, *keys: str) -> None:
             )
 
 
-def rope(config: HFConfig, model: str, *, llama3: bool = False, partial: bool = False) -> dict[str, Any]:
+def convert_rope(config: HFConfig, model: str, *, llama3: bool = False, partial: bool = False) -> dict[str, Any]:
     """Return the fields of the rotary embedding.
 
     Args:
         config: the configuration.
         model: NeMo's class, for messages.
-        llama3: the class supports Llama 3.1's scaling (Llama31Config).
-        partial: the class supports partial rotation.
+        llama3: whether the class supports Llama 3.1's scaling (Llama31Config).
+        partial: whether the class supports partial rotation.
 
     Raises:
-        UnsupportedError: the class does not support this kind.
+        UnsupportedError: the class does not support this kind of rotary embedding.
     """
     rotary = config.rope()
     if rotary.share != 1.0 and not partial:
@@ -129,8 +126,8 @@ def rope(config: HFConfig, model: str, *, llama3: bool = False, partial: bool = 
     return fields
 
 
-def yarn_scales(rotary: Rope) -> tuple[float, float, float | None]:
-    """Return YaRN's (mscale, mscale_all_dim, attention_factor)."""
+def get_yarn_scales(rotary: Rope) -> tuple[float, float, float | None]:
+    """Return (mscale, mscale_all_dim, attention_factor) of YaRN; (1, 0, ...) unless both scales are set."""
     mscale, all_dim = rotary.scaling.get("mscale"), rotary.scaling.get("mscale_all_dim")
     factor = rotary.scaling.get("attention_factor")
     if mscale and all_dim:
@@ -138,7 +135,7 @@ def yarn_scales(rotary: Rope) -> tuple[float, float, float | None]:
     return 1.0, 0.0, factor
 
 
-def window(config: HFConfig) -> dict[str, Any]:
+def convert_window(config: HFConfig) -> dict[str, Any]:
     """Return the fields of a sliding window.
 
     In transformers, query i attends to keys j > i - width; in Megatron with (w, 0), to keys j >= i - w.
@@ -146,7 +143,7 @@ def window(config: HFConfig) -> dict[str, Any]:
     Raises:
         UnsupportedError: `layer_types` has the wrong length, or contains an unsupported kind of layer.
     """
-    _check_layer_kinds(config)
+    _check_layer_types(config)
     if not any(config.windowed):
         return {"window_size": None}
     fields: dict[str, Any] = {"window_size": [config.window - 1, 0]}
@@ -155,7 +152,14 @@ def window(config: HFConfig) -> dict[str, Any]:
     return fields
 
 
-def _check_layer_kinds(config: HFConfig) -> None:
+def convert_decoder(
+    config: HFConfig, model: str, *, eps: str = "rms_norm_eps", act: str = "hidden_act", partial: bool = False
+) -> dict[str, Any]:
+    """Return the common fields and those of rotary embedding and sliding window; see the functions above."""
+    return convert_common(config, eps, act) | convert_rope(config, model, partial=partial) | convert_window(config)
+
+
+def _check_layer_types(config: HFConfig) -> None:
     if config.layer_kinds is None:
         return
     if len(config.layer_kinds) != config.layers:

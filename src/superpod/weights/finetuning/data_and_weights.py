@@ -1,4 +1,4 @@
-"""Sets the initial weights and the data of a fine-tuning recipe. Needs NeMo.
+"""Sets the initial checkpoint and the data of a fine-tuning recipe. Needs NeMo.
 
 The comment at the end of a line that sets a value becomes the comment on that value in an exported file.
 """
@@ -20,8 +20,8 @@ SEQUENCE_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The sizes for packing samples into sequences, in tokens except `batch`."""
+class PackingSizes:
+    """Sizes for packing samples into sequences, in tokens except `batch`."""
 
     longest: int
     """Maximum length of a sample: the recipe's sequence length."""
@@ -30,27 +30,27 @@ class Sizes:
     batch: int
     """Packed sequences per step."""
     multiple: int
-    """Samples are padded to a multiple of this, because context parallelism splits them into 2 x cp chunks."""
+    """Samples are padded to a multiple of this: context parallelism splits them into 2 x cp chunks."""
     aligned: int
-    """Sequences are padded to a multiple of this, because sequence parallelism splits each chunk by tp."""
+    """Sequences are padded to a multiple of this: sequence parallelism splits each chunk into tp parts."""
 
 
-def compute_sizes(partial: run.Partial, packed: bool) -> Sizes:
-    """Compute the sizes for a recipe.
+def compute_sizes(partial: run.Partial, packed: bool) -> PackingSizes:
+    """Return the sizes for packing the samples of a fine-tuning recipe.
 
-    Packed: a micro-batch is one sequence with as many tokens as the recipe's micro-batch, so that memory is as planned.
-    Otherwise every sequence is one sample, and a step has as many samples as the recipe's global batch.
+    With `packed`, a micro-batch is one sequence with the tokens of the recipe's micro-batch, so that memory is as
+    planned. Otherwise, a sequence is one sample, and a step has as many samples as the recipe's global batch.
     """
     data, strategy = partial.data, partial.trainer.strategy
     fold = data.micro_batch_size if packed else 1
     cp = strategy.context_parallel_size or 1
     multiple = 2 * cp if cp > 1 else 1  # each rank takes an early and a late chunk, to balance the FLOPs of attention
     aligned = math.lcm(SEQUENCE_MULTIPLE, multiple * (strategy.tensor_model_parallel_size or 1))
-    return Sizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
+    return PackingSizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
 
 
-def set_weights(partial: run.Partial, base: Path) -> None:
-    """Start from the NeMo checkpoint `base`."""
+def set_initial_weights(partial: run.Partial, base: Path) -> None:
+    """Set the NeMo checkpoint `base` as the initial weights of a recipe."""
     import nemo_run as run
     from nemo import lightning as nl
 
@@ -58,17 +58,17 @@ def set_weights(partial: run.Partial, base: Path) -> None:
 
 
 def set_data(
-    partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, validation: int, *, packed: bool = True
+    partial: run.Partial, folder: Path, sizes: PackingSizes, tokenizer: Path, validation: int, *, packed: bool = True
 ) -> None:
-    """Set the packed files in a folder as the data.
+    """Set the packed files in a folder as the training and validation data of a recipe.
 
     Args:
         partial: the recipe, which is modified.
-        folder: contains the files that `packed_data.pack` wrote.
-        sizes: the sizes that they were packed with.
+        folder: folder with the files that `packed_data.pack` wrote.
+        sizes: sizes with which they were packed.
         tokenizer: folder of the tokenizer.
-        validation: number of validation sequences, all of which every validation reads.
-        packed: whether a sequence contains several samples, so that it is nearly full.
+        validation: number of validation sequences; each validation reads all of them.
+        packed: whether a sequence contains several samples.
     """
     import nemo_run as run
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
@@ -93,7 +93,7 @@ def set_data(
         ),
         dataset_kwargs={"pad_seq_length_to_mult": sizes.aligned},
     )
-    _fix_length(partial, packed)
+    _pad_to_fixed_length(partial, packed)
     partial.model.config.seq_length = sizes.size
     # Weight every token equally, regardless of its sequence. Context parallelism requires this, because a rank may have
     # no token that is trained on.
@@ -103,11 +103,12 @@ def set_data(
     partial.trainer.limit_test_batches = 0
 
 
-def _fix_length(partial: run.Partial, packed: bool) -> None:
+def _pad_to_fixed_length(partial: run.Partial, packed: bool) -> None:
     """Pad every batch to the model's `seq_length` if userbuffers or CUDA graphs require a fixed length.
 
     Userbuffers have a fixed length (NeMo 2.7.3 megatron_comm_overlap.py, _init_te_userbuffers). CUDA graphs also need a
-    fixed number of samples per sequence. Sequences of one sample would be mostly padding, so userbuffers are disabled.
+    fixed number of samples per sequence. Without packing, padded sequences would be mostly padding, so userbuffers are
+    disabled instead.
     """
     overlap_callbacks = [c for c in partial.trainer.callbacks if getattr(c, "tp_comm_overlap", False)]
     if overlap_callbacks and not packed:
@@ -123,4 +124,4 @@ def _fix_length(partial: run.Partial, packed: bool) -> None:
 
 
 TRAIN, VALIDATION, METADATA = "training.npy", "validation.npy", "packed.json"
-"""Files of packed data."""
+"""Names of the files with packed data."""

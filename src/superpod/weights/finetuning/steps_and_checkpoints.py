@@ -1,4 +1,4 @@
-"""Sets when a fine-tuning ends, how often it validates, and which checkpoints it keeps. Needs NeMo.
+"""Sets the number of steps, validation interval and saved checkpoints of a fine-tuning recipe. Needs NeMo.
 
 The comment at the end of a line that sets a value becomes the comment on that value in an exported file.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) -> None:
-    """Stop training after `patience` validations whose loss has not decreased by more than `min_delta` nats.
+    """Add early stopping after `patience` validations whose loss does not decrease by more than `min_delta` nats.
 
     Call this after `set_steps`. A patience of 0 disables early stopping.
 
@@ -40,16 +40,16 @@ def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) ->
 
 
 def set_steps(partial: run.Partial, steps: int | None) -> None:
-    """Set the number of steps, validate at the last one, and keep the best and the newest checkpoint.
+    """Set the number of steps, validate at the last step, and keep the best and the newest checkpoint.
 
-    `steps`: None keeps the number of the recipe.
+    If `steps` is None, the recipe's number of steps is kept.
     """
     trainer = partial.trainer
     trainer.max_steps = steps or trainer.max_steps
     # Use the largest interval that divides the number of steps, so that the last step is validated.
     max_interval = min(trainer.val_check_interval, trainer.max_steps)
     trainer.val_check_interval = max(n for n in range(1, max_interval + 1) if trainer.max_steps % n == 0)
-    # Count steps of the entire training. Counted per epoch, a resumed run may have too few steps left for a validation.
+    # Count steps over all epochs: per epoch, a resumed run may have too few steps left for a validation.
     trainer.check_val_every_n_epoch = None
     saving = partial.log.ckpt
     saving.monitor, saving.mode, saving.save_top_k = "val_loss", "min", 1

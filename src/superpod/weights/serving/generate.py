@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint on text and generates text with it, in one process, on a GPU if there is one. Needs NeMo."""
+"""Evaluates a NeMo checkpoint on text, and generates text with it, on one GPU or on CPUs. Needs NeMo."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, float]:
-    """Return the mean loss (nats per token) over the samples of a .jsonl file, the perplexity, and the counts.
+    """Return the loss (mean, nats per token), perplexity, tokens and samples of a sample file, under these keys.
 
-    `learn` selects the answers of a chat that count in the loss, as in `chat.encode`.
+    `learn` selects the messages of a chat that are in the loss, as in `chat.encode_sample`.
 
     Raises:
-        UserError: a line is not a sample, or the checkpoint has no tokenizer.
+        UserError: a line of `data` is not a sample, or the checkpoint has no tokenizer.
     """
     from superpod.data.samples import chat, samples
 
-    rows = samples.read(Path(data))
-    model, tokenizer = _load(checkpoint)
+    rows = samples.read_samples(Path(data))
+    model, tokenizer = _load_checkpoint(checkpoint)
     total, count = 0.0, 0
     for number, sample in enumerate(rows):
         if number % 100 == 0:
             progress_file.note(f"sample {number + 1} of {len(rows)}")
-        encoded = chat.encode(sample, tokenizer, learn)
-        losses = token_losses(model, encoded.ids)
-        learned_mask = encoded.loss_mask[1:]
-        total += sum(loss for loss, on in zip(losses, learned_mask, strict=True) if on)
-        count += sum(learned_mask)
+        encoded = chat.encode_sample(sample, tokenizer, learn)
+        losses = compute_token_losses(model, encoded.ids)
+        mask = encoded.loss_mask[1:]
+        total += sum(loss for loss, in_loss in zip(losses, mask, strict=True) if in_loss)
+        count += sum(mask)
     loss = total / count
     return {
         "loss": loss,
@@ -47,11 +47,11 @@ def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, 
     }
 
 
-def token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
-    """Return the loss (nats) of each token except the first, given the preceding tokens."""
+def compute_token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
+    """Return the loss in nats of each token except the first, given the preceding tokens."""
     import torch
 
-    tokens = torch.tensor([ids], dtype=torch.long, device=_device())
+    tokens = torch.tensor([ids], dtype=torch.long, device=_select_device())
     with torch.no_grad():
         positions = torch.arange(len(ids) - 1, device=tokens.device)[None]
         losses = load.unwrap_model(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])  # [1, tokens - 1]
@@ -66,24 +66,31 @@ def generate(
     seed: int = 1234,
     chat: bool = False,
 ) -> list[str]:
-    """Return the model's continuation of each prompt, at most `tokens` tokens long; temperature 0 is greedy decoding.
+    """Return the generated text for each prompt.
 
-    With `chat`, a prompt is a message of the user. There is no KV cache, so each token takes a complete forward pass:
-    use this for spot checks, not for serving.
+    There is no KV cache, so each token takes a complete forward pass. Use this for spot checks, not for serving.
+
+    Args:
+        checkpoint: the NeMo checkpoint.
+        prompts: texts to continue.
+        tokens: maximum number of generated tokens per prompt.
+        temperature: sampling temperature; 0 for greedy decoding.
+        seed: seed for sampling.
+        chat: whether a prompt is a user message, to be rendered with the chat template.
     """
     import torch
 
-    model, tokenizer = _load(checkpoint)
+    model, tokenizer = _load_checkpoint(checkpoint)
     generator = torch.Generator().manual_seed(seed)
     texts = []
     for number, prompt in enumerate(prompts, 1):
         progress_file.note(f"prompt {number} of {len(prompts)}, at most {tokens} tokens")
-        ids = _prompt(tokenizer, prompt, chat)
-        texts.append(_continuation(model, tokenizer, ids, tokens, temperature, generator))
+        ids = _tokenize_prompt(tokenizer, prompt, chat)
+        texts.append(_generate_text(model, tokenizer, ids, tokens, temperature, generator))
     return texts
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
+def _tokenize_prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
     if not chat:
         return tokenizer(text, verbose=False).data["input_ids"]
     messages = [{"role": "user", "content": text}]
@@ -91,7 +98,7 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[i
     return tokenizer(chat_text, add_special_tokens=False, verbose=False).data["input_ids"]
 
 
-def _continuation(
+def _generate_text(
     model: GPTModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
@@ -103,10 +110,10 @@ def _continuation(
 
     begin, vocab = len(ids), len(tokenizer)
     for _ in range(tokens):
-        context = torch.tensor([ids], dtype=torch.long, device=_device())
+        context = torch.tensor([ids], dtype=torch.long, device=_select_device())
         with torch.no_grad():
             positions = torch.arange(len(ids), device=context.device)[None]
-            # Without the padding rows of the vocabulary.
+            # Without the padding of the vocabulary.
             logits = load.unwrap_model(model)(context, positions, None)[0, -1, :vocab].float().cpu()
         if temperature > 0:
             token = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
@@ -118,7 +125,7 @@ def _continuation(
     return tokenizer.decode(ids[begin:], skip_special_tokens=True)
 
 
-def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
+def _load_checkpoint(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
     import torch
 
     from superpod.data.samples import chat
@@ -130,12 +137,12 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise UserError(
             f"{checkpoint} has no tokenizer, or none that this machine can read",
-            "pass --data, or start from a Hugging Face folder",
+            "use a checkpoint that was trained with --data, or imported from a Hugging Face folder",
         )
-    return model, chat.prepare(tokenizer, checkpoint)
+    return model, chat.prepare_tokenizer(tokenizer, checkpoint)
 
 
-def _device() -> str:
+def _select_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,6 @@
 """Checks without a GPU whether vLLM and TensorRT-LLM can load a Hugging Face folder.
 
-The architectures that they support are listed in `served.toml`. The other checks apply to any server: config.json has
+Their supported architectures are listed in `served.toml`. The other checks apply to any server: config.json has
 the required fields, every tensor has the name and shape that transformers expects, the data type is the one that
 config.json specifies, and the embedding covers all ids of the tokenizer. Imports torch and transformers, never NeMo:
 `python -m superpod.weights.serving.servable FOLDER` prints one line.
@@ -17,35 +17,35 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.common import custom_code
+from superpod.common import custom_code, json_files
 
-SERVED = Path(__file__).with_name("served.toml")
+SERVERS_FILE = Path(__file__).with_name("served.toml")
 NAMES = {"vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
 FIELDS = ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
 """Fields of config.json that every server reads; state-space models lack the last."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-FORMATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-"""Data type in a safetensors header -> torch's name."""
-NO_DORA = "vLLM does not support DoRA: serve the merged model"
+TORCH_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""Data type in a safetensors header -> torch dtype."""
+NO_DORA = "vLLM does not support DoRA; serve the merged model"
 MAX_NAMES = 3
-"""Maximum number of names in a message."""
+"""Maximum number of tensor names in a message."""
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
-"""Name -> data type and shape."""
+"""Name of a tensor -> data type and shape."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the checks; `problems` prevent a server from loading the folder."""
+    """Result of the checks. `problems` prevent a server from loading the folder, `notes` do not."""
 
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     servers: tuple[str, ...]
-    """Servers that support the architecture."""
+    """Names of the servers that support the architecture."""
 
     @property
     def line(self) -> str:
-        """The verdict on one line."""
+        """The verdict as one line of text."""
         if self.problems:
             return f"not servable: {'; '.join(self.problems)}"
         verdict = (
@@ -57,11 +57,11 @@ class Verdict:
 @cache
 def load_tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the tables of `served.toml` by server."""
-    return tomllib.loads(SERVED.read_text(encoding="utf-8"))
+    return tomllib.loads(SERVERS_FILE.read_text(encoding="utf-8"))
 
 
-def check(folder: Path) -> Verdict:
-    """Check the folder of a complete model."""
+def check_model(folder: Path) -> Verdict:
+    """Check whether servers can load the Hugging Face folder of a model (not of an adapter)."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -69,7 +69,8 @@ def check(folder: Path) -> Verdict:
     tensors = read_headers(folder)
     missing_keys = [name for name in FIELDS if not config.get(name) and name != "max_position_embeddings"]
     problems = [f"config.json lacks {', '.join(missing_keys)}"] if missing_keys else []
-    problems += [] if missing_keys else [*_check_shapes(folder, tensors), *_check_formats(config, tensors)]
+    if not missing_keys:
+        problems += [*_check_shapes(folder, tensors), *_check_dtypes(config, tensors)]
     problems += _check_tokenizer(folder, config)
     if absent := custom_code.missing_files(folder):
         problems.append(f"custom code is missing: {', '.join(absent)}")
@@ -85,7 +86,7 @@ def check(folder: Path) -> Verdict:
 
 
 def check_adapter(folder: Path) -> Verdict:
-    """Check a PEFT folder for vLLM."""
+    """Check whether vLLM can load the folder of a PEFT adapter."""
     config = json.loads((folder / "adapter_config.json").read_bytes())
     vllm = load_tables()["vllm"]
     fitting_ranks = [rank for rank in vllm["lora_ranks"] if rank >= config["r"]]
@@ -97,7 +98,7 @@ def check_adapter(folder: Path) -> Verdict:
 
 
 def read_headers(folder: Path) -> Tensors:
-    """Return the tensors of a folder's safetensors files, from their headers."""
+    """Return the data type and shape of the tensors in a folder's safetensors files, by name."""
     tensors: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -111,14 +112,11 @@ def has_template(folder: Path) -> bool:
     """Return whether a folder's tokenizer has a chat template."""
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
-    try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
+    return bool((json_files.read_json(folder / "tokenizer_config.json") or {}).get("chat_template"))
 
 
 def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
-    """Yield the differences from the model that transformers builds for the configuration, on the meta device."""
+    """Yield the differences in names and shapes from the model that transformers builds for config.json."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -149,16 +147,16 @@ def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
             yield f"{title}: {', '.join(names[:MAX_NAMES])}{more_text}"
 
 
-def _check_formats(config: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
-    """Yield a problem if no matrix has the data type in config.json; some, such as routers, may stay in FP32."""
-    formats = {FORMATS.get(dtype, dtype) for name, (dtype, shape) in tensors.items() if len(shape) > 1}
+def _check_dtypes(config: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
+    """Yield a problem if no matrix has the dtype in config.json. Some matrices, such as routers, may be in FP32."""
+    formats = {TORCH_DTYPES.get(dtype, dtype) for name, (dtype, shape) in tensors.items() if len(shape) > 1}
     declared_dtype = config.get("dtype") or config.get("torch_dtype") or ""
     if declared_dtype and formats and declared_dtype not in formats:
         yield f"config.json specifies {declared_dtype}, but the tensors are {', '.join(sorted(formats))}"
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem if the tokenizer is missing or invalid, or has more ids than the embedding has rows."""
+    """Yield a problem if the tokenizer is missing or invalid, or its ids do not match config.json."""
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -179,9 +177,9 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main(folder: str) -> None:
-    """Print the verdict on the folder of a model or of an adapter."""
+    """Print the verdict on the folder of a model or an adapter."""
     path = Path(folder)
-    print((check_adapter if (path / "adapter_config.json").is_file() else check)(path).line)
+    print((check_adapter if (path / "adapter_config.json").is_file() else check_model)(path).line)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Exports a trained adapter in PEFT's format: adapter_config.json and adapter_model.safetensors. Needs NeMo and peft.
 
 NeMo adapts Megatron's matrices, which fuse queries, keys and values, and gate and up projections; PEFT adapts the
-separate matrices of transformers. NeMo 2.7.3 can export adapters only for Llama and gpt-oss. This module determines
-which rows of a fused matrix belong to which matrix of transformers with the table for complete weights (`mapping`): it
-converts matrices whose values are their own row and column numbers.
+separate matrices of transformers. To determine the rows of a fused matrix that belong to a matrix of transformers, this
+module converts matrices that contain their own row and column numbers, with the table for weights (`mapping`). NeMo
+2.7.3 itself can export adapters only for Llama and gpt-oss.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Prefix of every name in `WEIGHTS` (peft 0.21, PeftModel)."""
-_ROW = 0
-"""Column of a position matrix that contains the row number; every other column contains its own number."""
+_ROW_COLUMN = 0
+"""Column of a position matrix with the row numbers; every other column contains its own number."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class AdaptedMatrix:
     layer: Any
     """NeMo's LoRALinear or DoRALinear that contains the matrix."""
     rows: torch.Tensor
-    """The rows of that layer's matrix that it consists of, in order."""
+    """Its rows in that layer's matrix, in order."""
 
 
-def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: bool = False) -> int:
-    """Write the adapter of a NeMo checkpoint to the new folder `out`, and return the number of adapted matrices.
+def export_adapter(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: bool = False) -> int:
+    """Write the adapter of a NeMo checkpoint to the folder `out`, and return the number of adapted matrices.
 
-    A failure leaves no folder at `out`.
+    After a failure, `out` does not exist.
 
     Args:
         checkpoint: the NeMo checkpoint of the adapter.
         out: the folder to write.
-        like: Hugging Face folder of the base model; None for the files that its import kept.
+        like: Hugging Face folder of the base model; None for the files kept by its import.
         base: name or folder of the base model, written to adapter_config.json.
-        chat: add the plain chat template to a tokenizer that has none.
+        chat: whether to add the default chat template to a tokenizer that has none.
 
     Raises:
-        UserError: `out` exists, the checkpoint has no adapter, or PEFT cannot represent it.
+        UserError: `out` exists, the checkpoint has no adapter, or PEFT cannot represent the adapter.
     """
     conversion.require_new_output(out)
     checkpoint = checkpoint.absolute()
@@ -68,37 +68,37 @@ def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: b
     import torch
 
     with atomic_folder.create_atomically(out) as temporary:
-        count = write(load.load_model(checkpoint, torch.float32), like, base, temporary)
+        count = write_adapter(load.load_model(checkpoint, torch.float32), like, base, temporary)
         _copy_tokenizer(like, temporary, chat)
     return count
 
 
-NO_ADAPTER = ("the checkpoint has no adapter", "only lora and dora recipes train one; leave out --adapter")
+NO_ADAPTER = ("the checkpoint has no adapter", "only lora and dora recipes train one; omit --adapter")
 
 
 def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
-    """Copy the tokenizer of `like`, with the chat template that the adapter was trained with."""
+    """Copy the tokenizer of `like` without custom code; with `chat`, add the default chat template if it has none."""
     from superpod.data.tokens import tokenizer
 
-    for file in tokenizer.files(like):
-        if file.name != "config.json":  # the base model's: with it, the folder would look like a complete model
+    for file in tokenizer.list_files(like):
+        if file.name != "config.json":  # with it, the folder would look like a complete model
             shutil.copyfile(file, out / file.name)
     if chat:
         conversion.save_plain_template(out)
     custom_code.remove_keys(out)
 
 
-def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
+def write_adapter(model: GPTModel, like: Path, base: str, out: Path) -> int:
     """Write the adapter of a loaded model to the folder `out`, and return the number of adapted matrices.
 
     Args:
-        model: the result of `load.load_model` with the adapter, which may already be merged.
-        like: a Hugging Face folder with the config.json of the base model.
+        model: a model from `load.load_model`, whose adapter may already be merged.
+        like: Hugging Face folder with the config.json of the base model.
         base: name or folder of the base model, written to adapter_config.json.
         out: an empty or nonexistent folder.
 
     Raises:
-        UserError: there is no adapter, or PEFT cannot represent it.
+        UserError: the model has no adapter, PEFT cannot represent it, or it contains NaN or infinity.
     """
     import torch
     from safetensors.torch import save_file
@@ -119,28 +119,24 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
         raise UserError(f"the adapter contains NaN or infinity, first in {nonfinite_names[0]}")
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
-    config(adapted, target, base).save_pretrained(str(out))
+    build_lora_config(adapted, target, base).save_pretrained(str(out))
     return len(adapted)
 
 
-def config(adapted: list[AdaptedMatrix], target: PreTrainedModel, base: str) -> LoraConfig:
-    """Return PEFT's configuration of the adapter.
-
-    Raises:
-        UserError: the layers have different ranks or alphas.
-    """
+def build_lora_config(adapted: list[AdaptedMatrix], target: PreTrainedModel, base: str) -> LoraConfig:
+    """Return PEFT's configuration of the adapter. Raises UserError if the layers have different ranks or alphas."""
     from peft import LoraConfig
 
     sizes = {(part.layer.adapter.dim, part.layer.adapter.alpha) for part in adapted}
     if len(sizes) > 1:
-        raise UserError(f"the adapter's layers have different (rank, alpha): {sorted(sizes)}; PEFT takes only one")
+        raise UserError(f"the adapter's layers have different (rank, alpha): {sorted(sizes)}; PEFT supports only one")
     rank, alpha = sizes.pop()
     dropout = getattr(adapted[0].layer.adapter, "dropout", None)
     return LoraConfig(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout.p if dropout is not None else 0.0,
-        target_modules=target_modules([part.name for part in adapted], _linears(target)),
+        target_modules=choose_target_modules([part.name for part in adapted], _list_linear_layers(target)),
         use_dora=_is_dora(adapted[0].layer),
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
@@ -148,10 +144,10 @@ def config(adapted: list[AdaptedMatrix], target: PreTrainedModel, base: str) -> 
     )
 
 
-def target_modules(adapted: list[str], linears: list[str]) -> list[str]:
-    """Return `target_modules`: the last part of the names, such as q_proj, if it identifies the adapted layers.
+def choose_target_modules(adapted: list[str], linears: list[str]) -> list[str]:
+    """Return PEFT's `target_modules`: the last parts of the adapted names if they identify them, else complete names.
 
-    Otherwise return the complete names. vLLM and other servers read the last part only.
+    vLLM and other servers read only the last part, such as q_proj. `linears` are the names of all linear layers.
     """
     last = {name.rpartition(".")[2] for name in adapted}
     target_names = [name for name in linears if name.rpartition(".")[2] in last]
@@ -162,21 +158,21 @@ def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[AdaptedMatrix
     """Return the adapted matrices of the transformers model, with their rows in NeMo's matrices.
 
     Raises:
-        UserError: there is no adapter, or a matrix is not a linear layer of its own in transformers, or has its columns
-            in a different order.
+        UserError: there is no adapter, or a matrix is not a separate linear layer in transformers, or has another order
+            of columns.
     """
-    layers, state, kind = _layers(model), load.base_state_dict(model), target.config.model_type
+    layers, state, kind = _list_adapted_matrices(model), load.get_base_state_dict(model), target.config.model_type
     if not layers:
         raise UserError(*NO_ADAPTER)
-    linears, located = set(_linears(target)), list[AdaptedMatrix]()
+    linears, located = set(_list_linear_layers(target)), list[AdaptedMatrix]()
     try:
-        table = mapping.rules(state, model.config, kind)
+        table = mapping.build_rules(state, model.config, kind)
     except mapping.UnmappedError as unmapped:
         raise UserError(f"PEFT cannot represent this adapter: {unmapped}", EXPORT_MERGED) from None
     for name, layer in layers:
         rule = table[name]
-        for piece, part in zip(rule.pieces, rule.split(_position_matrix(state[name])), strict=True):
-            rows, module = _rows(part), piece.name.removesuffix(".weight")
+        for piece, part in zip(rule.pieces, rule.split(_build_position_matrix(state[name])), strict=True):
+            rows, module = _read_row_numbers(part), piece.name.removesuffix(".weight")
             if rows is None or piece.expert is not None or module not in linears:
                 raise UserError(
                     f"PEFT cannot represent this adapter: {name} is {piece.name} in transformers' {kind}, which is not "
@@ -190,8 +186,8 @@ def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[AdaptedMatrix
 EXPORT_MERGED = "export the merged model, or train with peft.target_modules that contain only attention layers"
 
 
-def _layers(model: GPTModel) -> list[tuple[str, Any]]:
-    """Return (name in `load.base_state_dict`, layer) of each adapted matrix; grouped experts share a layer."""
+def _list_adapted_matrices(model: GPTModel) -> list[tuple[str, Any]]:
+    """Return (name in `load.get_base_state_dict`, layer) of each adapted matrix. Grouped experts share a layer."""
     layers: list[tuple[str, Any]] = []
     for name, layer in load.find_adapted_layers(model):
         is_single = hasattr(layer.to_wrap, "weight")
@@ -204,27 +200,27 @@ def _is_dora(layer: object) -> bool:
     return hasattr(getattr(layer, "adapter", None), "get_weight_magnitude")
 
 
-def _position_matrix(weight: torch.Tensor) -> torch.Tensor:
-    """Return a matrix of the same shape that contains row and column numbers; FP32 is exact for integers up to 2^24."""
+def _build_position_matrix(weight: torch.Tensor) -> torch.Tensor:
+    """Return an FP32 matrix of the shape of `weight` with row and column numbers, which are exact up to 2^24."""
     import torch
 
     rows, columns = weight.shape
     positions = torch.arange(columns, dtype=torch.float32).repeat(rows, 1)
-    positions[:, _ROW] = torch.arange(rows, dtype=torch.float32)
+    positions[:, _ROW_COLUMN] = torch.arange(rows, dtype=torch.float32)
     return positions
 
 
-def _rows(part: torch.Tensor) -> torch.Tensor | None:
+def _read_row_numbers(part: torch.Tensor) -> torch.Tensor | None:
     """Return the row numbers in a part of a position matrix; None if its columns are not in order."""
     import torch
 
     columns = torch.arange(1, part.shape[-1], dtype=part.dtype)
     if part.dim() != 2 or not torch.equal(part[:, 1:], columns.expand(len(part), -1)):
         return None
-    return part[:, _ROW].long()
+    return part[:, _ROW_COLUMN].long()
 
 
-def _linears(target: PreTrainedModel) -> list[str]:
+def _list_linear_layers(target: PreTrainedModel) -> list[str]:
     """Return the names of the linear layers of the transformers model, which PEFT can adapt."""
     import torch
 

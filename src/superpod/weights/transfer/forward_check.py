@@ -1,7 +1,7 @@
-"""Verifies an import or export: compares one forward pass of the NeMo model with transformers. Needs torch.
+"""Verifies an import or export by comparing the logits of NeMo and transformers for one forward pass. Needs torch.
 
-Both models keep their data types; each layer is converted to fp32 only while it computes, so that rounding hides no
-difference and additional memory is needed only for one layer, the embeddings and the output matrix.
+The models keep their data types, and each layer is converted to FP32 only while it computes. So rounding hides no
+difference, and additional memory is needed only for one layer, the embeddings and the output matrix.
 """
 
 from __future__ import annotations
@@ -19,77 +19,77 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOLERANCE = 1e-4
-"""Allowed difference of logits, relative to the largest logit, in fp32 on CPUs."""
+"""Allowed difference of logits on CPUs in FP32, relative to the largest logit."""
 GPU_TOLERANCE = 2e-2
-"""The same on a GPU, where Transformer Engine's GEMMs use TF32 (10 bits of mantissa) for fp32."""
+"""Allowed difference on a GPU, where Transformer Engine uses TF32 (10 bits of mantissa) for FP32 GEMMs."""
 TOKENS = 48
-"""Minimum number of tokens; with a sliding window, a few more than its width, up to `MAX_TOKENS`."""
+"""Minimum number of tokens to compare; with a sliding window, its width + 24, up to `MAX_TOKENS`."""
 MAX_TOKENS, MAX_TOKENS_LARGE = 2112, 512
 LARGE_MODEL = 2_000_000_000
-"""Number of parameters above which `MAX_TOKENS_LARGE` applies; wider windows are then compared by configuration."""
+"""Number of parameters above which `MAX_TOKENS_LARGE` applies; wider windows are compared only by configuration."""
 FREQUENCY_TOLERANCE = 1e-5
-"""Allowed relative difference of a rotary frequency, which affects all positions, also those beyond the pass."""
+"""Allowed relative difference of a rotary frequency, which also affects positions beyond the compared tokens."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The result of the comparison."""
+class Comparison:
+    """Number of compared tokens, difference of the logits, and tolerance."""
 
     tokens: int
     difference: float
-    """Largest difference relative to the largest logit."""
+    """Largest absolute difference divided by the largest logit."""
     tolerance: float
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Input and output of a Megatron model, [1, tokens] and [tokens, vocabulary], on the CPU."""
+    """Input [1, tokens] and logits [tokens, vocabulary] of a Megatron model, on the CPU."""
 
     tokens: Tensor
     logits: Tensor
 
 
 def run_megatron(core: Any, config: Any) -> ForwardPass:
-    """Run Megatron's module, with its adapters if it has any, on random tokens."""
+    """Run a Megatron model, including its adapters, on random tokens, and return tokens and logits."""
     import torch
 
-    count, device = _choose_token_count(config, sum(p.numel() for p in core.parameters())), _device()
+    count, device = _choose_token_count(config, sum(p.numel() for p in core.parameters())), _select_device()
     tokens = torch.randint(0, config.vocab_size, (1, count), generator=torch.Generator().manual_seed(7))
     nemo_fixes.apply_fixes(core)
-    with _set_evaluation_mode(core), _convert_to_fp32(core, core.decoder.layers, device):
+    with _set_evaluation_mode(core), _compute_in_fp32(core, core.decoder.layers, device):
         logits = core(tokens.to(device), torch.arange(count, device=device)[None], None)[0].float().cpu()
     return ForwardPass(tokens, logits)
 
 
-def require_equal(hf_model: Any, core: Any, megatron: ForwardPass, what: str) -> Outcome:
-    """Compare a transformers model and a Megatron model.
+def require_equal_logits(hf_model: Any, core: Any, megatron: ForwardPass, name: str) -> Comparison:
+    """Compare the logits of a transformers model with those of a Megatron model.
 
     Args:
         hf_model: the transformers model.
-        core: Megatron's module.
-        megatron: its forward pass; for a model with adapters, before they were merged.
-        what: the name of the comparison for messages.
+        core: the Megatron model.
+        megatron: its forward pass, computed before adapters were merged.
+        name: checkpoint or folder that is converted, for messages.
 
     Raises:
-        UserError: they compute different logits, or use different rotary frequencies.
+        UserError: the logits or the rotary frequencies differ by more than the tolerance.
     """
-    _compare_frequencies(hf_model, core, what)
-    device, count = _device(), megatron.tokens.shape[1]
-    with _set_evaluation_mode(hf_model), _convert_to_fp32(hf_model, hf_model.model.layers, device):
+    _compare_frequencies(hf_model, core, name)
+    device, count = _select_device(), megatron.tokens.shape[1]
+    with _set_evaluation_mode(hf_model), _compute_in_fp32(hf_model, hf_model.model.layers, device):
         right = hf_model(megatron.tokens.to(device), use_cache=False).logits[0].float().cpu()
     scale = right.abs().max().item()
     difference = (megatron.logits[:, : right.shape[1]] - right).abs().max().item() / max(scale, 1e-12)
-    outcome = Outcome(count, difference, TOLERANCE if device.type == "cpu" else GPU_TOLERANCE)
+    outcome = Comparison(count, difference, TOLERANCE if device.type == "cpu" else GPU_TOLERANCE)
     if not difference <= outcome.tolerance:  # true for NaN
         raise UserError(
-            f"{what}: NeMo and transformers compute different functions: on {count} tokens the logits differ by "
+            f"{name}: NeMo and transformers compute different functions: on {count} tokens the logits differ by "
             f"{difference:.1e} times the largest, but only {outcome.tolerance:.0e} is allowed; nothing was written",
-            "--no-forward-check converts it nevertheless, without the comparison",
+            "--no-forward-check converts it without this comparison",
         )
     return outcome
 
 
-def _device() -> torch.device:
+def _select_device() -> torch.device:
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -116,9 +116,9 @@ def _choose_token_count(config: Any, parameters: int) -> int:
     return max(TOKENS, min(width + 24, max_tokens))
 
 
-def _compare_frequencies(hf_model: Any, core: nn.Module, what: str) -> None:
-    """Compare rotary frequencies; those of latent attention are only covered by the forward pass."""
-    for name, (hf, megatron) in _find_rotary_modules(hf_model, core).items():
+def _compare_frequencies(hf_model: Any, core: nn.Module, name: str) -> None:
+    """Raise UserError if rotary frequencies differ. Those of latent attention are covered only by the forward pass."""
+    for kind, (hf, megatron) in _find_rotary_modules(hf_model, core).items():
         right, our_logits = hf.inv_freq.double().cpu(), megatron.inv_freq.double().cpu()
         factor = getattr(megatron, "seq_len_interpolation_factor", None)
         if factor:
@@ -128,7 +128,7 @@ def _compare_frequencies(hf_model: Any, core: nn.Module, what: str) -> None:
             largest_error = ((right - our_logits).abs() / right.abs().clamp_min(1e-30)).max().item()
         if not largest_error <= FREQUENCY_TOLERANCE:
             raise UserError(
-                f"{what}: NeMo's {name} frequencies differ from transformers' by {largest_error:.1e}; "
+                f"{name}: NeMo's {kind} frequencies differ from transformers' by {largest_error:.1e}; "
                 "nothing was written"
             )
 
@@ -146,8 +146,8 @@ def _find_rotary_modules(hf_model: Any, core: Any) -> dict[str, tuple[Any, Any]]
 
 
 @contextmanager
-def _convert_to_fp32(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]:
-    """Convert each layer to fp32 while it computes, and everything outside of the layers for the entire pass."""
+def _compute_in_fp32(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]:
+    """Convert each layer to FP32 on `device` while it computes, and all other modules during the block."""
     import torch
 
     layers = list(layers)
@@ -157,12 +157,12 @@ def _convert_to_fp32(model: nn.Module, layers: Any, device: torch.device) -> Ite
             if hasattr(module, "input_in_bf16"):  # Megatron's softmax converts its result
                 stack.enter_context(_keep_softmax_fp32(module))
             if id(module) not in inner_modules:
-                stack.enter_context(_cast(module, device, own=True))
+                stack.enter_context(_cast_to_fp32(module, device, own=True))
         for layer in layers:
             opened: list[Any] = []
 
             def before(module: nn.Module, *_: Any, opened: list[Any] = opened) -> None:
-                opened.append(_cast(module, device, own=False))
+                opened.append(_cast_to_fp32(module, device, own=False))
                 opened[-1].__enter__()
 
             def after(*_: Any, opened: list[Any] = opened) -> None:
@@ -176,8 +176,8 @@ def _convert_to_fp32(model: nn.Module, layers: Any, device: torch.device) -> Ite
 
 
 @contextmanager
-def _cast(module: nn.Module, device: torch.device, *, own: bool) -> Iterator[None]:
-    """Convert all tensors of a module (`own`: without its children) to fp32 on `device` within the block."""
+def _cast_to_fp32(module: nn.Module, device: torch.device, *, own: bool) -> Iterator[None]:
+    """Convert the tensors of a module to FP32 on `device` during the block; `own` excludes its children."""
     import torch
 
     modules = [module] if own else list(module.modules())

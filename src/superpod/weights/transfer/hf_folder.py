@@ -12,34 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.weights.families.nemo_class import FAMILIES, FETCH, MERGE_ADAPTER, NemoClass, read_config, read_nemo_class
+from superpod.weights.families.nemo_class import (
+    DOWNLOAD,
+    FAMILIES,
+    MERGE_ADAPTER,
+    NemoClass,
+    read_config,
+    read_nemo_class,
+)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files from which a tokenizer can be read; a folder must contain one of them."""
+"""Tokenizer files; a folder must contain one of them."""
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
-"""Unsharded weights; sharded weights have an index with the same name and `.index.json`."""
+"""Files of unsharded weights. The index of sharded weights adds `.index.json` to these names."""
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Data types of safetensors that can be imported."""
+"""Data types of safetensors that can be imported -> torch dtype."""
 ALWAYS_FP32 = "e_score_correction_bias"
-"""Tensor of DeepSeek-V3's router that stays in fp32 in a bf16 model."""
+"""Tensor of DeepSeek-V3's router that stays in FP32 in a BF16 model."""
 DERIVED = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias)")
-"""Tensors of older folders that are computed from the configuration."""
+"""Tensors in older folders that transformers computes from the configuration."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a safetensors file, without its data."""
+    """Data type and shape of a tensor in a safetensors file."""
 
     format: str
     shape: tuple[int, ...]
 
 
-def check(folder: Path) -> NemoClass:
-    """Check that a folder is complete, and return NeMo's class for it; imports nothing.
+def check_complete(folder: Path) -> NemoClass:
+    """Check that a Hugging Face folder is complete, and return NeMo's class for it. Imports neither torch nor NeMo.
 
     Raises:
-        UserError: config.json, weights or tokenizer are missing, truncated or unknown, or NeMo does not compute the
-            same function.
+        UserError: config.json, weights or tokenizer are missing, truncated or unsupported, or no class of NeMo
+            computes the same function.
     """
     if str(read_config(folder).get("model_type")) in FAMILIES:
         find_weights(folder)  # before the keys, because a folder without weights is usually the wrong folder
@@ -58,16 +65,12 @@ def check(folder: Path) -> NemoClass:
             "use the original weights, or dequantize them with transformers",
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"{folder} contains no tokenizer: none of {', '.join(TOKENIZER_FILES)}", FETCH)
+        raise UserError(f"{folder} contains no tokenizer: none of {', '.join(TOKENIZER_FILES)}", DOWNLOAD)
     return nemo_class
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """Return the files from which transformers reads the weights: safetensors, or else PyTorch's files.
-
-    Raises:
-        UserError: there are none, a shard of the index is missing, or a file is truncated.
-    """
+    """Return the weight files that transformers reads. Raises UserError if a file is missing or truncated."""
     for single in SINGLE_FILES:
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
@@ -78,39 +81,39 @@ def find_weights(folder: Path) -> list[Path]:
             continue
         for file in files:
             if not file.is_file():
-                raise UserError(f"{index} contains {file.name}, which does not exist", FETCH)
+                raise UserError(f"{index} contains {file.name}, which does not exist", DOWNLOAD)
             if file.suffix == ".safetensors" and _read_header(file) is None:
-                raise UserError(f"{file} is truncated, or not a safetensors file", FETCH)
+                raise UserError(f"{file} is truncated, or not a safetensors file", DOWNLOAD)
         return files
     if (folder / "adapter_model.safetensors").is_file() or (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} contains only a PEFT adapter without the weights of the model", MERGE_ADAPTER)
-    raise UserError(f"{folder} contains no weights: no *.safetensors or *.bin with transformers' names", FETCH)
+    raise UserError(f"{folder} contains no weights: no *.safetensors or *.bin with transformers' names", DOWNLOAD)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of safetensors files by name; empty for PyTorch's files, which have no header.
+    """Return data type and shape of the tensors in safetensors files by name; {} for .bin files, which have no header.
 
     Raises:
-        UserError: as in `find_weights`, or the index contains a tensor that is in no shard.
+        UserError: see `find_weights`; or a tensor of the index is in no shard, or in two.
     """
     files = [file for file in find_weights(folder) if file.suffix == ".safetensors"]
     listed: dict[str, Tensor] = {}
     for file in files:
         for name, entry in (_read_header(file) or {}).items():
             if name in listed:
-                raise UserError(f"{folder} contains {name} twice, the second time in {file.name}", FETCH)
+                raise UserError(f"{folder} contains {name} twice, the second time in {file.name}", DOWNLOAD)
             if name != "__metadata__":
                 listed[name] = Tensor(str(entry.get("dtype")), tuple(entry.get("shape", ())))
     index = folder / f"{SINGLE_FILES[0]}.index.json"
     if files and files[0].name != SINGLE_FILES[0]:
         absent_name = next((name for name in _read_index(index) if name not in listed), None)
         if absent_name:
-            raise UserError(f"{index} contains the tensor {absent_name}, which is in no shard", FETCH)
+            raise UserError(f"{index} contains the tensor {absent_name}, which is in no shard", DOWNLOAD)
     return listed
 
 
 def find_dtype(folder: Path, stated_dtype: str) -> str:
-    """Return the data type of the stored weights, fp32 if it is mixed; for .bin files, return `stated_dtype`."""
+    """Return the data type of the weights: float32 if it is mixed; `stated_dtype`, if valid, for .bin files."""
     formats = {tensor.format for name, tensor in read_tensors(folder).items() if ALWAYS_FP32 not in name}
     formats &= FLOATS.keys()
     if not formats:
@@ -119,11 +122,11 @@ def find_dtype(folder: Path, stated_dtype: str) -> str:
 
 
 def read_dtype(config: dict[str, Any]) -> str:
-    """Return the data type that a config.json specifies, or ""."""
+    """Return the data type that a config.json specifies, such as "bfloat16"; "" if there is none."""
     return str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
 
 
-def size(folder: Path) -> int:
+def count_weight_bytes(folder: Path) -> int:
     """Return the size of the weights in bytes."""
     return sum(file.stat().st_size for file in find_weights(folder))
 
@@ -137,11 +140,11 @@ def _read_index(index: Path) -> dict[str, str]:
             return names
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{index} is not an index of shards", FETCH)
+    raise UserError(f"{index} is not an index of shards", DOWNLOAD)
 
 
 def _read_header(file: Path) -> dict[str, Any] | None:
-    """Read the header of a safetensors file (8 bytes length, JSON, data); None if the file is truncated or invalid."""
+    """Return the header of a safetensors file (8 bytes length, JSON, data), or None if the file is truncated."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

@@ -1,7 +1,7 @@
-"""Loads a NeMo checkpoint as one model in one process, for conversion, evaluation or generation.
+"""Loads a NeMo checkpoint on one rank, for conversion, evaluation or generation.
 
-The checkpoint of an adapter is loaded with its base model. Needs NeMo. On a machine without a GPU, the caller must have
-installed the patches of a rehearsal.
+The checkpoint of an adapter is loaded with its base model. Needs NeMo. On a machine without a GPU, the caller must
+first apply the patches of a rehearsal.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
     from nemo.collections.llm import GPTConfig, GPTModel
 
 ADAPTER = Path("weights") / "adapter_metadata.json"
-"""File that exists only in the checkpoint of an adapter; it contains the path of the base model's checkpoint."""
+"""File of an adapter's checkpoint with the path of the base model's checkpoint. Complete models have none."""
 
 
 def find_base_checkpoint(checkpoint: Path) -> Path | None:
-    """Return the base model's checkpoint of an adapter, or None for a complete model. Imports nothing.
-
-    Raises:
-        UserError: the base model does not exist, or the adapter's metadata is corrupt.
-    """
+    """Return the base checkpoint of an adapter, None for other checkpoints. Raises UserError if it is missing."""
     file = checkpoint / ADAPTER
     if not file.is_file():
         return None
@@ -45,9 +41,9 @@ def find_base_checkpoint(checkpoint: Path) -> Path | None:
 
 
 def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel:
-    """Load a checkpoint as a LightningModule in `dtype` on one rank, with adapters applied but not merged.
+    """Return the model of a checkpoint in `dtype`, with adapters applied but not merged.
 
-    Initializes Megatron's parallel state of one rank, which remains. The model is in host memory unless `gpu` is set.
+    It is on the GPU if `gpu` is set, else in host memory. Megatron's parallel state of one rank stays initialized.
     """
     from nemo import lightning as nl
     from nemo.collections.llm.modelopt import set_modelopt_spec_if_exists_in_ckpt
@@ -59,8 +55,8 @@ def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GP
     unset_attention_backend()
     base = find_base_checkpoint(checkpoint)
     model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
-    adapter, model.model_transform = model.model_transform, None  # applied below, once the base has its weights
-    _disable_training_settings(model.config, dtype)
+    adapter, model.model_transform = model.model_transform, None  # applied below, after the base model has its weights
+    _reset_training_settings(model.config, dtype)
     set_modelopt_spec_if_exists_in_ckpt(model, str(base or checkpoint))
     strategy: Any = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
     trainer: Any = nl.Trainer(
@@ -88,13 +84,13 @@ def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GP
 
 
 def unset_attention_backend() -> None:
-    """Unset Transformer Engine's attention backend, because Megatron rejects a model with a different backend."""
+    """Unset the variables of Transformer Engine's attention backend: Megatron rejects models with another backend."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
 
 
-def _disable_training_settings(config: GPTConfig, dtype: torch.dtype) -> None:
-    """Disable the recipe's settings for layout, speed and memory, which one rank without training does not need."""
+def _reset_training_settings(config: GPTConfig, dtype: torch.dtype) -> None:
+    """Set the dtype of a configuration, and reset its settings for training: layout, FP8, recompute."""
     import torch
 
     config.params_dtype = config.pipeline_dtype = config.autocast_dtype = dtype
@@ -107,7 +103,7 @@ def _disable_training_settings(config: GPTConfig, dtype: torch.dtype) -> None:
 
 
 def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
-    """Return Megatron's module from the wrappers of Lightning and DDP."""
+    """Return Megatron's module inside the wrappers of Lightning and DDP."""
     inner: torch.nn.Module | None = model
     while inner is not None:
         model, inner = inner, getattr(inner, "module", None)
@@ -115,10 +111,10 @@ def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def merge_adapters(model: torch.nn.Module) -> int:
-    """Merge every adapter into its matrix, in the model's precision; returns the number of matrices.
+    """Merge every adapter into its matrix, in the dtype of the model, and return the number of matrices.
 
     LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA then scales each row to its trained magnitude
-    (arXiv:2402.09353). The adapters themselves are not removed.
+    (arXiv:2402.09353). The adapter modules are not removed.
 
     Raises:
         UserError: an adapter is applied after a norm.
@@ -131,7 +127,7 @@ def merge_adapters(model: torch.nn.Module) -> int:
         for _, layer in find_adapted_layers(model):
             adapter = layer.adapter
             adapter_weight = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
-            for weight in _weights(layer.to_wrap):
+            for weight in _get_matrices(layer.to_wrap):
                 merged_weight = weight + adapter_weight
                 if isinstance(layer, DoRALinear):
                     merged_weight *= (adapter.get_weight_magnitude() / merged_weight.norm(dim=1)).unsqueeze(1)
@@ -141,7 +137,7 @@ def merge_adapters(model: torch.nn.Module) -> int:
 
 
 def find_adapted_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Return the layers with adapters: (name, NeMo's LoRALinear or DoRALinear).
+    """Return (name, layer) of each LoRALinear or DoRALinear of NeMo in a model.
 
     Raises:
         UserError: an adapter is applied after a norm, which a merged matrix cannot represent.
@@ -165,15 +161,15 @@ def find_adapted_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
     return layers
 
 
-def _weights(linear: Any) -> list[torch.Tensor]:
-    """Return the matrix of a linear layer, or those of all experts of Transformer Engine's grouped layer."""
+def _get_matrices(linear: Any) -> list[torch.Tensor]:
+    """Return the matrix of a linear layer, or the matrices of all experts in Transformer Engine's grouped layer."""
     if hasattr(linear, "weight"):
         return [linear.weight]
     return [getattr(linear, f"weight{number}") for number in range(linear.num_gemms)]
 
 
-def base_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of the base model, with the names of a model without adapters."""
+def get_base_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model without its adapters, by their names in the base model."""
     import torch
 
     tensors = unwrap_model(model).state_dict()

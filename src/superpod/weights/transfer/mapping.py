@@ -1,8 +1,7 @@
-"""Maps each tensor of a Megatron model to tensors of a Hugging Face model, for both directions.
+"""Maps each tensor of a Megatron model to tensors of a Hugging Face model, in both directions.
 
-Import and export use the same table by names of Megatron: a tensor without an entry is an error. The layouts of experts
-(one GEMM each, grouped by Transformer Engine, grouped by Megatron) differ only in names.
-Shapes: h heads, g query groups, d channels per head, E experts.
+A Megatron tensor without a rule is an error. Experts may have one GEMM each, or be grouped by Transformer Engine or by
+Megatron. Shapes: h heads, g query groups, d channels per head, E experts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Split = Callable[["Tensor"], Sequence["Tensor"]]
 
 @dataclass(frozen=True)
 class Piece:
-    """A Hugging Face tensor, or the part of it that belongs to one expert."""
+    """A Hugging Face tensor, or its part [expert] if it contains all experts."""
 
     name: str
     expert: int | None = None
@@ -29,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rule:
-    """Functions that combine Hugging Face tensors into a Megatron tensor (`join`) and split it again (`split`)."""
+    """Conversion rule of a Megatron tensor: `join` combines Hugging Face tensors into it, `split` is the inverse."""
 
     pieces: tuple[Piece, ...]
     join: Join
@@ -40,11 +39,11 @@ class UnmappedError(ValueError):
     """The Hugging Face model has no counterpart for some tensors of the Megatron model."""
 
 
-def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
-    """Return the rule for each Megatron tensor by name.
+def build_rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
+    """Return the conversion rule for each Megatron tensor by name.
 
     Args:
-        names: names of parameters and saved buffers.
+        names: names of Megatron's parameters and saved buffers.
         config: Megatron's configuration of the model.
         kind: `model_type` of the Hugging Face folder.
 
@@ -54,7 +53,7 @@ def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
     table: dict[str, Rule] = {}
     missing: list[str] = []
     for name in names:
-        rule = _rule(name, config, kind)
+        rule = _find_rule(name, config, kind)
         if rule is None:
             missing.append(name)
         else:
@@ -115,10 +114,10 @@ SPECIAL: dict[str, dict[str, str]] = {
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
 }
-"""model_type -> further names, which take precedence over `LAYER_NAMES`."""
+"""model_type -> names that take precedence over `LAYER_NAMES`."""
 ROUTERS = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}
 EXPERTS = {"mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2")}
-"""Prefix of the experts, then the names of their gate, up and down projections."""
+"""model_type -> prefix of the experts, and the names of their gate, up and down projections."""
 GATE_AND_UP = {"starcoder2": ("mlp.c_fc",), "nemotron": ("mlp.up_proj",), "phi3": ("mlp.gate_up_proj",)}
 DOWN = {"starcoder2": "mlp.c_proj"}
 """model_type -> names that differ from mlp.gate_proj, mlp.up_proj and mlp.down_proj."""
@@ -129,47 +128,48 @@ _EXPERT = re.compile(
 )
 
 
-def _rule(name: str, config: Any, kind: str) -> Rule | None:
+def _find_rule(name: str, config: Any, kind: str) -> Rule | None:
+    """Return the rule for a Megatron tensor of model type `kind`, or None if there is none."""
     if name in OUTER_NAMES:
-        return _copy_rule(OUTER_NAMES[name])
+        return _build_copy_rule(OUTER_NAMES[name])
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
     layer, local = f"model.layers.{match[1]}.", match[2]
     layer_names = {**LAYER_NAMES, **SPECIAL.get(kind, {})}
     if local in layer_names:
-        return _copy_rule(layer + layer_names[local])
-    for read in (_attention_rule, _dense_rule, _router_rule, _expert_rule, _grouped_rule):
-        if rule := read(layer, local, config, kind):
+        return _build_copy_rule(layer + layer_names[local])
+    for find in (_find_attention_rule, _find_mlp_rule, _find_router_rule, _find_expert_rule, _find_grouped_rule):
+        if rule := find(layer, local, config, kind):
             return rule
     return None
 
 
-def _copy_rule(name: str) -> Rule:
+def _build_copy_rule(name: str) -> Rule:
     return Rule((Piece(name),), lambda parts: parts[0], lambda whole: [whole])
 
 
-def _make_rule(names: Sequence[str], join: Join, split: Split) -> Rule:
+def _build_rule(names: Sequence[str], join: Join, split: Split) -> Rule:
     return Rule(tuple(map(Piece, names)), join, split)
 
 
-def _attention_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
-    prefix, _, what = local.rpartition(".")
-    if prefix != "self_attention.linear_qkv" or what not in ("weight", "bias"):
+def _find_attention_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    prefix, _, suffix = local.rpartition(".")
+    if prefix != "self_attention.linear_qkv" or suffix not in ("weight", "bias"):
         return None
     heads, groups = config.num_attention_heads, config.num_query_groups
-    join, split = qkv(heads, groups, config.kv_channels)
+    join, split = build_qkv_functions(heads, groups, config.kv_channels)
     if kind != "phi3":
-        return _make_rule([f"{layer}self_attn.{part}_proj.{what}" for part in "qkv"], join, split)
+        return _build_rule([f"{layer}self_attn.{part}_proj.{suffix}" for part in "qkv"], join, split)
     rows = [heads * config.kv_channels, groups * config.kv_channels, groups * config.kv_channels]
-    return _make_rule(
-        [f"{layer}self_attn.qkv_proj.{what}"],
+    return _build_rule(
+        [f"{layer}self_attn.qkv_proj.{suffix}"],
         lambda parts: join(parts[0].split(rows)),
         lambda whole: [_cat(split(whole))],
     )
 
 
-def qkv(heads: int, groups: int, channels: int) -> tuple[Join, Split]:
+def build_qkv_functions(heads: int, groups: int, channels: int) -> tuple[Join, Split]:
     """Return (join, split) for q [h d, ...], k and v [g d, ...], and Megatron's linear_qkv [g (h / g + 2) d, ...]."""
 
     def join(parts: Sequence[Tensor]) -> Tensor:
@@ -189,60 +189,60 @@ def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat(list(parts), dim)
 
 
-def _gated_rule(names: Sequence[str]) -> Rule:
-    """Return the rule for one matrix that contains the gate projection followed by the up projection."""
-    return _make_rule(names, _cat, lambda whole: whole.chunk(2))
+def _build_gated_rule(names: Sequence[str]) -> Rule:
+    """Return the rule for a matrix of the gate projection followed by the up projection."""
+    return _build_rule(names, _cat, lambda whole: whole.chunk(2))
 
 
-def _dense_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _find_mlp_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     match = re.fullmatch(r"mlp\.(shared_experts\.)?linear_fc([12])\.(weight|bias)", local)
     if match is None:
         return None
-    shared, number, what = match[1] or "", match[2], match[3]
+    shared, number, suffix = match[1] or "", match[2], match[3]
     if number == "2":
         down_name = DOWN.get(kind, f"mlp.{shared}down_proj")
-        return _copy_rule(f"{layer}{down_name}.{what}")
+        return _build_copy_rule(f"{layer}{down_name}.{suffix}")
     names = GATE_AND_UP.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
-    full_names = [f"{layer}{name}.{what}" for name in names]
-    return _gated_rule(full_names) if len(full_names) == 2 else _copy_rule(full_names[0])
+    full_names = [f"{layer}{name}.{suffix}" for name in names]
+    return _build_gated_rule(full_names) if len(full_names) == 2 else _build_copy_rule(full_names[0])
 
 
-def _router_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
-    prefix, _, what = local.rpartition(".")
-    return _copy_rule(f"{layer}{ROUTERS.get(kind, 'mlp.gate')}.{what}") if prefix == "mlp.router" else None
+def _find_router_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    prefix, _, suffix = local.rpartition(".")
+    return _build_copy_rule(f"{layer}{ROUTERS.get(kind, 'mlp.gate')}.{suffix}") if prefix == "mlp.router" else None
 
 
-def _expert_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _find_expert_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     match = _EXPERT.fullmatch(local)
     if match is None:
         return None
-    expert, number, what = match[1] or match[6], match[2] or match[4], match[3] or match[5]
-    return _one_expert_rule(layer, int(expert), number == "1", what, kind)
+    expert, number, suffix = match[1] or match[6], match[2] or match[4], match[3] or match[5]
+    return _build_expert_rule(layer, int(expert), number == "1", suffix, kind)
 
 
-def _one_expert_rule(layer: str, expert: int, first: bool, what: str, kind: str) -> Rule:
+def _build_expert_rule(layer: str, expert: int, first: bool, suffix: str, kind: str) -> Rule:
     if kind == "gpt_oss":
-        return _gpt_oss_expert_rule(layer, expert, first, what)
+        return _build_gpt_oss_rule(layer, expert, first, suffix)
     folder, gate, up, down = EXPERTS.get(kind, ("mlp.experts", "gate_proj", "up_proj", "down_proj"))
     prefix = f"{layer}{folder}.{expert}."
     if first:
-        return _gated_rule([f"{prefix}{gate}.{what}", f"{prefix}{up}.{what}"])
-    return _copy_rule(f"{prefix}{down}.{what}")
+        return _build_gated_rule([f"{prefix}{gate}.{suffix}", f"{prefix}{up}.{suffix}"])
+    return _build_copy_rule(f"{prefix}{down}.{suffix}")
 
 
-def _gpt_oss_expert_rule(layer: str, expert: int, first: bool, what: str) -> Rule:
-    """Return the rule for one expert: gpt-oss has one tensor [E, in, out], in which gate and up columns alternate."""
-    name = f"{layer}mlp.experts.{'gate_up_proj' if first else 'down_proj'}{'_bias' if what == 'bias' else ''}"
+def _build_gpt_oss_rule(layer: str, expert: int, first: bool, suffix: str) -> Rule:
+    """Return the rule for an expert of gpt-oss: tensors [E, in, out], in which columns of gate and up alternate."""
+    name = f"{layer}mlp.experts.{'gate_up_proj' if first else 'down_proj'}{'_bias' if suffix == 'bias' else ''}"
 
     def join(parts: Sequence[Tensor]) -> Tensor:
-        tensor = parts[0].t() if what == "weight" else parts[0]
+        tensor = parts[0].t() if suffix == "weight" else parts[0]
         return _cat([tensor[0::2], tensor[1::2]]) if first else tensor
 
     def split(tensor: Tensor) -> Sequence[Tensor]:
         if first:
             gate, up = tensor.chunk(2)
             tensor = _stack([gate, up], 1).reshape(tensor.shape)
-        return [tensor.t() if what == "weight" else tensor]
+        return [tensor.t() if suffix == "weight" else tensor]
 
     return Rule((Piece(name, expert),), join, split)
 
@@ -253,13 +253,13 @@ def _stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.stack(list(parts), dim)
 
 
-def _grouped_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
-    """Return the rule for Megatron's GroupedMLP: `weight1` and `weight2` concatenate the transposed expert matrices."""
+def _find_grouped_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+    """Return the rule for a matrix of Megatron's GroupedMLP, which concatenates transposed expert matrices."""
     match = re.fullmatch(r"mlp\.experts\.weight([12])", local)
     if match is None:
         return None
     count = config.num_moe_experts
-    experts = [_one_expert_rule(layer, expert, match[1] == "1", "weight", kind) for expert in range(count)]
+    experts = [_build_expert_rule(layer, expert, match[1] == "1", "weight", kind) for expert in range(count)]
     width = len(experts[0].pieces)
 
     def join(parts: Sequence[Tensor]) -> Tensor:

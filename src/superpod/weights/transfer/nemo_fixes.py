@@ -1,9 +1,9 @@
-"""Corrects errors of NeMo 2.7.3's attention classes in a built model, for conversion, `generate` and `perplexity`.
+"""Corrects errors of NeMo 2.7.3's attention classes in a model, for conversion, `generate` and `perplexity`.
 
 Gemma 2: NeMo's class applies the window to the even layers, counted from one, and only if a mask is passed;
 transformers applies it to the odd layers (modeling_gemma2.py, `layer_types`). Training uses NeMo's class unchanged, so
-`recipes finetune` rejects sequences that are longer than the window. The epsilon of its post-norms is also corrected in
-training (`post_norms`).
+`recipes finetune` rejects sequences longer than the window. `post_norms` corrects the epsilon of its post-norms, also
+in training.
 
 Gemma 3: Megatron-Core 0.15 calls attention with `rotary_pos_cos_sin`, which NeMo's class does not accept. Training ends
 with a TypeError at the first step, as recorded in proven.json.
@@ -23,7 +23,7 @@ FIXED_ATTRIBUTE = "is_fixed"
 
 
 def apply_fixes(core: nn.Module) -> None:
-    """Correct a Megatron model in place; a second call has no effect. Needs NeMo."""
+    """Correct the attention of a Megatron model in place. A second call has no effect."""
     from nemo.collections.llm.gpt.model import gemma2, gemma3
 
     post_norms.set_epsilon(core)
@@ -56,7 +56,7 @@ def _remove_cos_sin(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _add_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add a mask if there is none: NeMo's class applies the window, with its own mask, only if a mask is passed."""
+    """Add an attention mask to the arguments of a forward pass; without one, NeMo's class ignores the window."""
     import torch
 
     query, key, value, *rest = args

@@ -1,4 +1,4 @@
-"""The transformers side of a conversion: the model that an import is compared with, and that an export fills."""
+"""Loads, builds and saves the transformers model of a conversion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 from superpod.planner.formats.hf_config import to_transformers4_keys
-from superpod.weights.families.nemo_class import FETCH, read_config
+from superpod.weights.families.nemo_class import DOWNLOAD, read_config
 from superpod.weights.transfer import hf_folder
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 ATTENTION = "eager"
-"""Attention of the reference: other implementations omit Gemma 2's soft caps and gpt-oss's sinks."""
+"""Attention implementation; others omit Gemma 2's soft caps and gpt-oss's sinks."""
 
 
 def load_reference(folder: Path) -> tuple[Any, list[str]]:
-    """Return the model of a folder in the data type of its files, and notes on tensors that transformers ignores.
+    """Load the model of a folder in the dtype of its files, and return it with notes on tensors that are ignored.
 
     Raises:
         UserError: a tensor is missing, unknown, or has the wrong shape, or transformers cannot read the folder.
@@ -31,7 +31,8 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     config = read_hf_config(folder)
     dtype = getattr(torch, hf_folder.find_dtype(folder, hf_folder.read_dtype(read_config(folder))))
     options: dict[str, Any] = {}
-    if getattr(config, "quantization_config", None):  # only gpt-oss: `hf_folder.check` rejects other quantized models
+    # Only gpt-oss: `hf_folder.check_complete` rejects other quantized models.
+    if getattr(config, "quantization_config", None):
         from transformers.utils.quantization_config import Mxfp4Config
 
         options, dtype = {"quantization_config": Mxfp4Config(dequantize=True)}, torch.bfloat16
@@ -47,7 +48,7 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
             **options,
         )
     except Exception as error:  # transformers raises many types for a corrupt folder
-        raise UserError(f"transformers cannot read {folder}: {_summarize(error)}", FETCH) from None
+        raise UserError(f"transformers cannot read {folder}: {_describe(error)}", DOWNLOAD) from None
     model, info = loaded
     notes = _check_tensors(folder, model, info)
     if options:
@@ -55,39 +56,35 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     return model, notes
 
 
-def _summarize(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
 def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
-    """Reject missing or unknown tensors; return notes on tensors that are ignored on purpose."""
+    """Return notes on tensors that are ignored. Raises UserError if tensors are missing or unknown."""
     missing_names = sorted(info["missing_keys"])
     if missing_names:
         raise UserError(
-            f"{folder} lacks {', '.join(missing_names[:6])}, which transformers would initialize randomly", FETCH
+            f"{folder} lacks {', '.join(missing_names[:6])}, which transformers would initialize randomly",
+            DOWNLOAD,
         )
     if mismatched := [str(entry[0]) for entry in info.get("mismatched_keys") or []]:
         raise UserError(
-            f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", FETCH
+            f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", DOWNLOAD
         )
     _require_tied(folder, model)
     model_names = set(model.state_dict()) | {"lm_head.weight"}
-    layers = model.config.num_hidden_layers
-    unused_names = {
-        name for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"]) if name not in model_names
-    }
-    is_mxfp4_model = model.config.model_type == "gpt_oss"  # the only family in MXFP4
+    kind, layers = model.config.model_type, model.config.num_hidden_layers
+    mxfp4_suffixes = ("_blocks", "_scales") if kind == "gpt_oss" else ()  # values and scales of the only MXFP4 family
     unused_names = {
         name
-        for name in unused_names
-        if not (is_mxfp4_model and _is_mxfp4(name)) and not hf_folder.DERIVED.fullmatch(name)
+        for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"])
+        if not (name in model_names or name.endswith(mxfp4_suffixes) or hf_folder.DERIVED.fullmatch(name))
     }
-    mtp_names = {
-        name for name in unused_names if model.config.model_type == "deepseek_v3" and _layer_number(name) >= layers
-    }
+    mtp_names = {name for name in unused_names if kind == "deepseek_v3" and _parse_layer_number(name) >= layers}
     if rest := sorted(unused_names - mtp_names):
         raise UserError(
-            f"{folder} contains {', '.join(rest[:6])}, which the {model.config.model_type} model of transformers lacks",
+            f"{folder} contains {', '.join(rest[:6])}, which the {kind} model of transformers lacks",
             "the weights in the folder do not match its config.json",
         )
     return (
@@ -96,7 +93,7 @@ def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
 
 
 def _require_tied(folder: Path, model: Any) -> None:
-    """Reject a separate output matrix if the configuration ties it to the embedding: transformers would ignore it."""
+    """Raise UserError if the output matrix differs from the embedding, but the configuration ties them."""
     import torch
 
     names = ("lm_head.weight", "model.embed_tokens.weight")
@@ -113,7 +110,7 @@ def _require_tied(folder: Path, model: Any) -> None:
 
 
 def _read_tensors(file: Path, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Return the tensors with these names that a weights file contains, without executing code from it."""
+    """Return the tensors among `names` in a weight file, without executing code from it."""
     import torch
     from safetensors import safe_open
 
@@ -125,22 +122,13 @@ def _read_tensors(file: Path, names: tuple[str, ...]) -> dict[str, torch.Tensor]
     return {name: state_dict[name] for name in names if name in state_dict}
 
 
-def _is_mxfp4(name: str) -> bool:
-    """Return whether a tensor contains the values or the scales of an MXFP4 matrix."""
-    return name.endswith(("_blocks", "_scales"))
-
-
-def _layer_number(name: str) -> int:
+def _parse_layer_number(name: str) -> int:
     words = name.split(".")
     return int(words[2]) if name.startswith("model.layers.") and words[2].isdigit() else -1
 
 
 def read_hf_config(folder: Path) -> Any:
-    """Return transformers' configuration of a folder; newer names of keys are supported.
-
-    Raises:
-        UserError: transformers cannot read it.
-    """
+    """Return transformers' configuration of a folder, also with keys of transformers 5. Raises UserError if invalid."""
     from transformers import AutoConfig
 
     raw = read_config(folder)
@@ -150,12 +138,12 @@ def read_hf_config(folder: Path) -> Any:
         if config_values is not raw:
             config = type(config).from_dict({**config_values, "rope_parameters": None})
     except Exception as error:  # transformers raises many types for an invalid configuration
-        raise UserError(f"transformers cannot read {folder / 'config.json'}: {_summarize(error)}", FETCH) from None
+        raise UserError(f"transformers cannot read {folder / 'config.json'}: {_describe(error)}", DOWNLOAD) from None
     return config
 
 
-def generation_config(folder: Path, model: Any) -> GenerationConfig:
-    """Return the folder's generation configuration, or transformers' default if it is missing or invalid."""
+def read_generation_config(folder: Path, model: Any) -> GenerationConfig:
+    """Return the generation configuration of a folder, or transformers' default if it is missing or invalid."""
     from transformers import GenerationConfig
 
     try:
@@ -165,7 +153,7 @@ def generation_config(folder: Path, model: Any) -> GenerationConfig:
 
 
 def build_uninitialized(config: Any) -> Any:
-    """Build the transformers model of a configuration with uninitialized weights."""
+    """Return the transformers model of a configuration, with uninitialized FP32 weights."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.modeling_utils import no_init_weights
@@ -177,7 +165,9 @@ def build_uninitialized(config: Any) -> Any:
 
 
 def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], is_tied: bool) -> PreTrainedModel:
-    """Build the model with these tensors; transformers computes all others, such as rotary frequencies.
+    """Return the transformers model of a configuration with the given parameters and buffers.
+
+    Transformers computes other buffers, such as rotary frequencies.
 
     Raises:
         UserError: a parameter is not among the tensors.
@@ -202,12 +192,14 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], is_tied: b
         model.tie_weights()
     empty_tensors = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
     if empty_tensors:
-        raise UserError(f"NeMo's model has no counterpart for {', '.join(empty_tensors[:6])}", convert_tensors.WHY)
+        raise UserError(
+            f"NeMo's model has no counterpart for {', '.join(empty_tensors[:6])}", convert_tensors.UNWRITTEN
+        )
     return model
 
 
 def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
-    """Save the model in a data type and in shards, with transformers.
+    """Save a transformers model to the folder `out`, in `dtype`, in shards.
 
     The correction bias of DeepSeek-V3's router stays in FP32.
 
@@ -227,15 +219,15 @@ def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
             raise UserError(
                 f"{nonfinite_names[0]} contains values that exceed the range of float16", "use --dtype bfloat16"
             )
-    model.generation_config = _generation_config(model)
+    model.generation_config = _build_generation_config(model)
     try:
         model.save_pretrained(out)
     except ValueError as error:  # config.json has conflicting settings of generate()
-        raise UserError(f"transformers cannot write the model: {_summarize(error)}") from None
+        raise UserError(f"transformers cannot write the model: {_describe(error)}") from None
 
 
-def _generation_config(model: Any) -> GenerationConfig:
-    """Return a configuration with the token ids only: other settings are copied as a file. An id of -1 means none."""
+def _build_generation_config(model: Any) -> GenerationConfig:
+    """Return a generation configuration with only the token ids; other settings are copied as a file."""
     from transformers import GenerationConfig
 
     ids = {name: getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
