@@ -1,4 +1,4 @@
-"""`recipes export`: write a recipe to a single Python file."""
+"""`recipes export`: write a recipe as one Python file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
 
 RESERVED = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
-"""Modules that the file imports, directly or indirectly. A file with one of these names would shadow the module."""
+"""Modules that an exported file imports, directly or indirectly, and which a file of the same name would shadow."""
 
 
 @with_size
@@ -35,7 +35,7 @@ def export(
     build: Build = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a recipe to a single Python file that needs only NeMo and NeMo-Run."""
+    """Write a recipe as one Python file that needs only NeMo and NeMo-Run."""
     from superpod.launch.display.progress_bar import quiet_spinner
 
     check_file(to, force=force)
@@ -50,11 +50,11 @@ def export(
 
 
 def check_file(path: Path, *, force: bool = False) -> None:
-    """Check that a recipe can be exported to `path`.
+    """Check that a recipe can be exported to `path`, overwriting an existing file only with `force`.
 
     Raises:
-        UserError: `path` is not the name of a Python module, would shadow an imported module, exists (without `force`),
-            or its folder is not writable.
+        UserError: `path` is not the name of a Python module, would shadow a module that the file imports, already
+            exists, or is in a folder that is not writable.
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"{path} is not the name of a Python module", "use a name such as my_recipe.py")
