@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.pages import target
-
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
@@ -29,6 +27,7 @@ def check(html: Path | None, trace: Path | None = None) -> None:
     """
     if html is None and trace is None:
         return
+    from superpod.pages import target
 
     if html is not None:
         from superpod.pages.page import require_bokeh
@@ -46,6 +45,8 @@ def command() -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Write an HTML page and print its path on stderr."""
+    from superpod.pages import target
+
     target.write(path, text, "--html")
     print(f"wrote {path} ({len(text) / 1e6:.1f} MB, self-contained); open it in any browser", file=sys.stderr)
 
@@ -57,7 +58,7 @@ def write_trace(path: Path, job: PlannedJob) -> None:
         UserError: the pipeline schedule deadlocks.
     """
     from superpod.cli.options.plan_options import job_title
-    from superpod.pages import step_timeline, trace
+    from superpod.pages import step_timeline, target, trace
 
     step = step_timeline.simulate_step(job)
     target.write(path, trace.render_trace(job, step, title=job_title(job), command=command()), "--trace")

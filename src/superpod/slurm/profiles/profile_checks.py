@@ -348,7 +348,9 @@ def check_python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Yield findings if Python for the batch script or for the ranks does not exist or is too old."""
     yield from check_host_python(cluster, live.python)
     if not live.ranks_python:
-        yield Finding(f"software.python {cluster.software.python!r} does not exist", "set it to an existing Python")
+        yield Finding(
+            f"software.python {cluster.software.python!r} does not exist", "set software.python to an existing Python"
+        )
 
 
 def check_modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
