@@ -31,9 +31,9 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["run", "tiny_llama3", "--daat", "x"], "No such option", ""),
         (["plan", "llama3_8c", "--gpu", "h100", "--gpus", "8"], "there is no model 'llama3_8c'", ""),
         (["plan", "llama3_8c", "--gpu", "h100", "--gpus", "8"], "did you mean llama3_8b or", ""),
-        (["plan", "llama3_8b"], "the GPU type is needed", ""),
+        (["plan", "llama3_8b"], "which needs a GPU type", ""),
         (["plan", "llama3_8b", "--gpu", "h1000", "--gpus", "8"], "there is no node 'h1000'", ""),
-        (["plan", "llama3_8b", "--gpu", "h100"], "the number of GPUs is needed", ""),
+        (["plan", "llama3_8b", "--gpu", "h100"], "which needs a number of GPUs", ""),
         (
             ["plan", "llama3_8b", "--gpu", "h100", "--gpus", "0"],
             "--gpus must be between 1 and 2,147,483,647, not 0",

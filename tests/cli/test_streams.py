@@ -38,5 +38,5 @@ def test_unencodable_characters_are_replaced(encoding, text, shown, monkeypatch)
 
 def test_a_closed_stdout_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(UserError, match="standard output is closed"):
+    with pytest.raises(UserError, match="stdout is closed"):
         streams.prepare()

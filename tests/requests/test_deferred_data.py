@@ -117,7 +117,7 @@ def test_ended_job_without_data_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(request_checks, "connect_and_query", facts_of)
     monkeypatch.setattr(request_checks, "resolve_request", resolved)
-    monkeypatch.setattr(preflight, "refuse_claim", lambda claim: None)  # a cluster that has nothing
+    monkeypatch.setattr(preflight, "claim_findings", lambda claim: [])  # a cluster that has nothing
     words = {"name": RECIPE, "cluster": "dgx_h100", "data": [str(tmp_path / "web")], "after": ["4711"]}
     state = "COMPLETED"
     with pytest.raises(UserError, match=rf"{tmp_path / 'web'} does not exist, although 4711 has ended"):

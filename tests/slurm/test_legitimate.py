@@ -8,6 +8,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.slurm import node_health
+from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.preflight.preflight import findings, profile_findings
 from superpod.slurm.profiles import live_cluster, node_probe
 from superpod.slurm.profiles.live_cluster import parse
@@ -135,7 +136,7 @@ class FakeSbatch(Connection):
         return {"node[1-2]": "node1\nnode2\n"}[command[-1]]
 
 
-EXACT = live_cluster.JobShape(2, 8, "1:00:00")
+EXACT = JobSize(2, 8, "1:00:00", attempts=1)
 CONFIGURATION = "allocation failure: Requested node configuration is not available"
 
 

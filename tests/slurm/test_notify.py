@@ -71,5 +71,5 @@ def test_unreachable_webhook_is_refused_before_submission(monkeypatch, tmp_path)
         request_checks.refuse_webhook(far)
     monkeypatch.setenv("HOOK", SECRET)
     own = BED.replace("[health]", "self_submit = true\n\n[health]") + '\n[notify]\nwebhook_env = "HOOK"\n'
-    with pytest.raises(UserError, match="do not get this variable"):
+    with pytest.raises(UserError, match="is not passed to jobs"):
         request_checks.refuse_webhook(profiles.parse(own, "own.toml"))

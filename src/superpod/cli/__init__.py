@@ -26,9 +26,9 @@ PATH_ERRORS = {
 
 
 def main() -> None:
-    """Run the command line and exit; never print a traceback.
+    """Run the command line and exit. A traceback is printed only if SUPERPOD_DEBUG is set.
 
-    Exit codes: 0 success, 1 failure, 2 user error, 130 interrupted, 143 terminated by SIGTERM, 129 by SIGHUP.
+    Exit codes: 0 success, 1 failure, 2 user error, 129 after SIGHUP, 130 after SIGINT (Ctrl-C), 143 after SIGTERM.
     """
     _install_stop_handlers()
     readers = _poll_output_readers()
@@ -60,7 +60,7 @@ def main() -> None:
     except BrokenPipeError as error:
         sys.exit(_broken_pipe_exit_code(error, readers))
     except Exception as error:
-        code = _exit_code(error)
+        code = error.exit_code if isinstance(error, RunNotDone) else _report_unexpected(error)
         _discard_unwritten_output()
         sys.exit(code)
 
@@ -78,10 +78,10 @@ def _poll_output_readers() -> select.poll:
 
 
 def _broken_pipe_exit_code(error: BrokenPipeError, readers: select.poll) -> int:
-    """Return the exit code after a broken pipe.
+    """Return the exit code after a write to a closed pipe.
 
     A reader that closes stdout early, such as `| head -1`, is not an error: the command keeps its exit code, or exits
-    with 0. Any other broken pipe, such as one to a child process, is an internal error.
+    with 0. Any other broken pipe, such as one to a child process, is reported like an internal error.
     """
     reader_closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in readers.poll(0))
     _discard_unwritten_output()
@@ -94,7 +94,7 @@ def _broken_pipe_exit_code(error: BrokenPipeError, readers: select.poll) -> int:
 
 
 def _discard_unwritten_output() -> None:
-    """Redirect stdout to /dev/null if it cannot be flushed: Python's flush at exit would end with code 120."""
+    """Redirect stdout to /dev/null if flushing fails, so that Python's own flush at exit does not exit with 120."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -113,8 +113,8 @@ class Stopped(SystemExit):
         self.message = f"error: {f'recipes {command}'.rstrip()} was terminated by {signal.Signals(number).name}"
 
 
-class NotDone(Exception):
-    """Raised if a run did not end in the state "done", after its report was printed; `main` sets the exit code."""
+class RunNotDone(Exception):
+    """Raised after the report of a run that did not end in the state "done"; `main` exits with `exit_code`."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -122,26 +122,22 @@ class NotDone(Exception):
 
 
 def _install_stop_handlers() -> None:
-    """Raise `Stopped` on SIGTERM and SIGHUP, so that `finally` blocks run; a second signal terminates at once."""
+    """Raise `Stopped` on SIGTERM and SIGHUP, so that `finally` blocks run; the same signal again kills the process."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise Stopped(number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, which must stay so
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP is ignored and must remain so
             signal.signal(number, stop)
 
 
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, NotDone):
-        return error.exit_code
-    return _report_unexpected(error)
-
-
 def _report_unexpected(error: Exception) -> int:
-    """Print an exception that the command did not handle, save its traceback to a file, and return the exit code."""
-    import tempfile
+    """Print an exception that the command did not handle, and return the exit code: 2 for a user error, else 1.
+
+    The traceback of an internal error is saved to a file, or printed if SUPERPOD_DEBUG is set.
+    """
     import traceback
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -156,14 +152,22 @@ def _report_unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename:
         _print_error(f"{error.filename}: {error.strerror}", "use a path that you have permission to read or write")
         return 2
-    with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
-        traceback.print_exception(error, file=log)
-    _print_error(f"internal error: {type(error).__name__}: {error}", f"report it with the traceback in {log.name}")
+    report_internal_error(error)
     return 1
 
 
+def report_internal_error(error: BaseException) -> None:
+    """Print an internal error on stderr, and save its traceback to a file."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
+        traceback.print_exception(error, file=log)
+    _print_error(f"internal error: {type(error).__name__}: {error}", f"report it with the traceback in {log.name}")
+
+
 def _report_missing_nemo(error: ModuleNotFoundError) -> bool:
-    """Print how to install NeMo if it is missing; return False if the import failed for another reason."""
+    """If NeMo or a dependency is not installed, print how to install it and return True; otherwise return False."""
     from superpod.collection import installed
 
     if not installed.missing_package() or (error.name or "").startswith("superpod"):
@@ -173,7 +177,7 @@ def _report_missing_nemo(error: ModuleNotFoundError) -> bool:
 
 
 def _print_error(message: str, hint: str) -> None:
-    # Messages may quote other programs' files: `readable` escapes their control characters.
+    # Messages may quote files of other programs: `readable` replaces their control characters.
     print(readable(f"error: {message}"), file=sys.stderr)
     if hint:
         print(readable(f"  next: {hint}"), file=sys.stderr)

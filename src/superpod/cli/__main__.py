@@ -1,4 +1,4 @@
-"""`python -m superpod.cli`: the command `recipes` where it is not on the PATH."""
+"""`python -m superpod.cli` runs the command `recipes`, even if it is not on the PATH."""
 
 from superpod.cli import main
 

@@ -1,4 +1,4 @@
-"""Registers the commands of `recipes`. Each has its own file, which parses options, calls the library and prints."""
+"""Registers the commands of `recipes`. The file of each command parses options, calls the library and prints."""
 
 from __future__ import annotations
 
@@ -70,11 +70,12 @@ def _print_version(is_requested: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", help="Print versions and exit.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print package versions and exit.", callback=_print_version, is_eager=True),
     ] = False,
     recipes: Annotated[
         list[Path] | None,
-        typer.Option("--recipes", metavar="DIR", help="Folder with your own models, layouts and hardware; repeatable."),
+        typer.Option("--recipes", metavar="DIR", help="Folder with further models, layouts and hardware; repeatable."),
     ] = None,
 ) -> None:
     """Plan, check, rehearse and run training recipes for NeMo 2.0 and Megatron-Core."""

@@ -1,4 +1,4 @@
-"""Prepares stdout and stderr: their encoding, and the terminal size given by the environment."""
+"""Prepares stdout and stderr: sets their encoding, and removes invalid terminal sizes from the environment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 from superpod.errors import UserError
 
 TERMINAL_SIZES = {"COLUMNS": range(20, 10_001), "LINES": range(1, 10_001)}
-"""Accepted values of the variables for the terminal size. Rich accepts any value, and prints nothing in 0 columns."""
+"""Valid values of the environment variables for the terminal size. With COLUMNS=0, rich would print nothing."""
 
 
 def prepare() -> None:
-    """Make stdout and stderr safe to print to. Must run before rich and Typer read the environment.
+    """Set the encoding of stdout and stderr, and remove invalid values of COLUMNS and LINES from the environment.
+
+    Must be called before rich and Typer read the environment.
 
     Raises:
         UserError: stdout is closed.
@@ -21,18 +23,16 @@ def prepare() -> None:
     for name, accepted in TERMINAL_SIZES.items():
         value = os.environ.get(name, "")
         if not (value.isascii() and value.isdigit() and len(value) < 9 and int(value) in accepted):
-            os.environ.pop(name, None)  # rich then asks the terminal, or assumes 80 columns
+            os.environ.pop(name, None)  # rich then queries the terminal, or assumes 80 columns
     _replace_unencodable_characters()
     if sys.stdout is None:  # print() would do nothing
-        raise UserError(
-            "standard output is closed, so the output would be lost", "redirect it to a file or to /dev/null"
-        )
+        raise UserError("stdout is closed, so the output would be lost", "redirect it, for example to /dev/null")
 
 
 def _replace_unencodable_characters() -> None:
-    """Replace characters that cannot be encoded, instead of raising UnicodeEncodeError.
+    """Make stdout and stderr replace characters that they cannot encode, instead of raising UnicodeEncodeError.
 
-    In the C locale, print only ASCII to a terminal, without box-drawing characters: Python would assume UTF-8.
+    In the C locale, output to a terminal is limited to ASCII.
     """
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
     has_explicit_encoding = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"

@@ -1,10 +1,10 @@
-"""Prints tables and text at any terminal width: long text wraps between words and is never truncated."""
+"""Prints tables, text and JSON. At any terminal width, long text wraps between words and is never truncated."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from superpod.launch.display.consoles import UNLIMITED, console, is_unlimited
@@ -21,6 +21,26 @@ MIN_WIDTH = 20
 """Minimum width to which text is wrapped, even in narrower terminals."""
 NO_BREAK_SPACE = "\u00a0"
 """Non-breaking space, at which `textwrap` does not wrap."""
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, indented by one space per level."""
+    import json
+
+    print(json.dumps(value, indent=1))
+
+
+def print_rows(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> None:
+    """Print a table with bold column titles and unwrapped cells; the columns with indices `right` are right-aligned."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))  # as `Text`, because rich would interpret brackets in a string as markup
+    print_table(table)
 
 
 def print_table(table: Table) -> None:
@@ -40,10 +60,10 @@ def print_table(table: Table) -> None:
 def print_folded_table(
     titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, min_width: int = 0
 ) -> None:
-    """Print rows at the width of the terminal: wrap one column, at commas if possible.
+    """Print a table at the width of the terminal by wrapping one column, at commas if possible.
 
-    Words are never split: the table becomes wider than the terminal if the longest word of the wrapped column does not
-    fit. Columns whose cells all begin with a digit are right-aligned.
+    Words are not split: if the longest word of the wrapped column does not fit, the table is wider than the terminal.
+    Columns whose cells all begin with a digit are right-aligned.
 
     Args:
         titles: column titles.
@@ -54,7 +74,8 @@ def print_folded_table(
     from rich.table import Table
 
     columns = [*zip(titles, *rows, strict=True)]
-    other_widths = sum(GAP + max(map(_cell_width, column)) for i, column in enumerate(columns) if i != fold)
+    widths = [max((len(line) for cell in column for line in cell.splitlines()), default=0) for column in columns]
+    other_widths = sum(GAP + column_width for i, column_width in enumerate(widths) if i != fold)
     longest_word = max((len(word) for cell in columns[fold] for word in cell.split()), default=0)
     fold_width = max(width() - other_widths, longest_word + len(INDENT), min_width)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -67,16 +88,12 @@ def print_folded_table(
 
 
 def print_wrapped(text: str) -> None:
-    """Print text wrapped to the terminal, with continuation lines indented; options and other words are not split."""
+    """Print text wrapped to the terminal, with indented continuation lines; words are not split, even at hyphens."""
     print(_wrap(text, width()))
 
 
-def _cell_width(cell: str) -> int:
-    return max(map(len, cell.splitlines()), default=0)
-
-
 def _wrap_cell(cell: str, width: int) -> str:
-    """Wrap a cell at its commas; break a part between two commas only if it does not fit on one line."""
+    """Wrap a cell to `width` characters at its commas, and at spaces only where the text between commas is longer."""
     parts = [
         part.replace(" ", NO_BREAK_SPACE) if len(part) < width - len(INDENT) else part for part in cell.split(", ")
     ]
@@ -106,7 +123,7 @@ def format_count(count: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format a duration in whole days, hours, minutes or seconds; "-" if unknown."""
+    """Format a duration in whole days, hours, minutes or seconds, such as "3 h"; None as "-"."""
     if seconds is None:
         return "-"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):

@@ -1,4 +1,4 @@
-"""Reads single key presses from the terminal, without echo, while a full-screen page is shown."""
+"""Reads single key presses from the terminal without echoing them, while a full-screen page is shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _KEY = re.compile(b"|".join(map(re.escape, NAMES)))
 
 
 class Keys:
-    """Context manager that puts the terminal into cbreak mode, and restores it. Without a terminal, reads no keys."""
+    """Context manager for reading key presses: cbreak mode inside, the previous terminal mode afterwards.
+
+    If stdin is not a terminal, no keys are read.
+    """
 
     def __init__(self) -> None:
         self._handle = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
@@ -25,7 +28,7 @@ class Keys:
         self._typed: list[str] = []
 
     def __enter__(self) -> Keys:
-        """Turn off echo and line editing; Ctrl-C still interrupts."""
+        """Turn off echo and line buffering; Ctrl-C still raises KeyboardInterrupt."""
         if self._handle >= 0:
             self._before = termios.tcgetattr(self._handle)
             tty.setcbreak(self._handle, termios.TCSADRAIN)
@@ -37,7 +40,7 @@ class Keys:
             termios.tcsetattr(self._handle, termios.TCSAFLUSH, self._before)
 
     def wait(self, seconds: float) -> str:
-        """Return the key pressed within `seconds`: "q", "up" or "down"; "" for no key or any other key."""
+        """Wait up to `seconds` for a key; return "q", "up" or "down", or "" for no key or any other key."""
         if self._handle < 0:
             time.sleep(seconds)
             return ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CommandGroup(TyperGroup):
-    """A command group that checks the arguments of its subcommands before click parses them."""
+    """A command group that rejects empty and repeated arguments of its subcommands before click parses them."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Return the name of the subcommand, the subcommand and the remaining arguments.
@@ -39,6 +39,7 @@ class CommandGroup(TyperGroup):
 
 
 def _refuse_empty(options: Mapping[str, Parameter], args: list[str]) -> None:
+    """Raise UserError if an argument, or the value of an option in `options`, is empty."""
     for previous, arg in pairwise(["", *args]):
         option = arg.removesuffix("=") if arg else previous
         if not arg or (arg == f"{option}=" and option in options):
@@ -47,6 +48,7 @@ def _refuse_empty(options: Mapping[str, Parameter], args: list[str]) -> None:
 
 
 def _refuse_repeated(options: Mapping[str, Parameter], args: list[str]) -> None:
+    """Raise UserError if an option in `options` that accepts one value is given more than once."""
     counts: Counter[str] = Counter()
     remaining_args = iter(args)
     for arg in remaining_args:

@@ -43,7 +43,7 @@ from superpod.slurm.script.batch_script import sbatch_line, shell_quote
 
 @dataclass(kw_only=True)
 class ProfileExecutor(run.SlurmExecutor):
-    """A SlurmExecutor whose batch script is written here."""
+    """A SlurmExecutor whose batch script this module renders."""
 
 
 def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: Any) -> ProfileExecutor:
@@ -61,8 +61,8 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
         UserError: there is no such profile, or it is invalid.
     """
     profile = profiles.load(cluster)
-    slurm, box, login = profile.slurm, profile.container, profile.login
-    # On this machine NeMo-Run copies nothing: jobs stay in NEMORUN_HOME.
+    slurm, container, login = profile.slurm, profile.container, profile.login
+    # On this machine NeMo-Run copies nothing, and jobs remain in NEMORUN_HOME.
     tunnel = LocalTunnel(job_dir="")
     if login.host:
         tunnel = SSHTunnel(
@@ -80,8 +80,8 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
         "exclusive": slurm.exclusive or None,
         "mem": slurm.mem,
         "time": slurm.time,
-        "container_image": box.image or None,
-        "container_mounts": list(box.mounts),
+        "container_image": container.image or None,
+        "container_mounts": list(container.mounts),
         "srun_args": [f"--mpi={slurm.mpi}"],
         "env_vars": _without_secrets(profile.env | more.pop("env_vars", {})),
         "packager": run.Packager(),
@@ -92,29 +92,29 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
 
 
 def _without_secrets(values: dict[str, str]) -> dict[str, str]:
-    """Return the variables without secrets; secrets go to this process's environment, which sbatch passes on."""
+    """Return the variables that are not secrets; set the others in this process, whose environment sbatch exports."""
     os.environ.update({key: value for key, value in values.items() if is_secret_name(key)})
     return {key: value for key, value in values.items() if not is_secret_name(key)}
 
 
 def finish(experiment: run.Experiment) -> NoReturn:
-    """Exit with 0 if all jobs succeeded, else with 1."""
+    """Exit with 0 if all jobs of an experiment have succeeded, otherwise with 1."""
     succeeded = all(str(job.state).endswith("SUCCEEDED") for job in experiment.jobs)
     sys.exit(0 if succeeded else 1)
 
 
 class _Request(SlurmBatchRequest):
-    """NeMo-Run's request for a job; for the executors of this module, it renders the script of this module."""
+    """NeMo-Run's request for a job, which renders the script of this module if its executor is from this module."""
 
     def materialize(self) -> str:
-        """Render the batch script."""
+        """Return the batch script."""
         if isinstance(self.executor, ProfileExecutor):
             return batch_script(self)
         return super().materialize()
 
 
 def batch_script(request: SlurmBatchRequest) -> str:
-    """Render the batch script for a NeMo-Run request.
+    """Return the batch script for a NeMo-Run request.
 
     Raises:
         UserError: a value cannot be written into the script.
@@ -134,6 +134,7 @@ def batch_script(request: SlurmBatchRequest) -> str:
 
 
 def _options(request: SlurmBatchRequest) -> list[str]:
+    """Return the #SBATCH lines."""
     executor, details = request.executor, request.executor.job_details
     values = {key: getattr(executor, key, None) for key in executor.SBATCH_FLAGS}
     values |= {"job_name": details.job_name, "output": str(details.stdout), "open_mode": executor.open_mode}
@@ -182,7 +183,10 @@ _RANK = (
 
 
 def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
-    """Render a job step: a shell in each task runs NeMo-Run's command, so that it reads the task's Slurm variables."""
+    """Return the shell code of a job step, in which each task runs NeMo-Run's `command` in a shell.
+
+    The shell expands the Slurm variables of its task. `folder` is the folder of the job on the cluster.
+    """
     executor = request.executor
     # NeMo-Run writes a fixed port into the command.
     script = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
@@ -192,7 +196,7 @@ def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
     if "torch.distributed.run" not in command and not command.startswith("torchrun"):
         script = _RANK + script
 
-    # --export=ALL: otherwise SBATCH_EXPORT=NONE of the submitting shell would apply to the step too.
+    # Without --export=ALL, SBATCH_EXPORT=NONE of the submitting shell would apply to the step too.
     srun = ["srun", "--export=ALL", *_workdir_options(request, folder), "--wait=60", "--kill-on-bad-exit=1"]
     srun += executor.srun_args or []
     out = str(executor.job_details.srun_stdout).replace("%j", "${SLURM_JOB_ID}")
@@ -202,7 +206,7 @@ def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
 
 
 def _workdir_options(request: SlurmBatchRequest, folder: str) -> list[str]:
-    """List srun's options for the working folder and the container."""
+    """Return the srun options for the working folder and the container."""
     executor = request.executor
     if executor.container_image is None:
         return ["--chdir", os.path.join(folder, "code")]
@@ -219,7 +223,7 @@ _describe = scheduler.SlurmTunnelScheduler.describe
 
 
 def _describe_requeued(self: scheduler.SlurmTunnelScheduler, app_id: str) -> DescribeAppResponse | None:
-    """Return the state from NeMo-Run, or pending if the job was requeued after a preemption or a node failure."""
+    """Return NeMo-Run's description of a job, with the state PENDING if Slurm has requeued the job."""
     answer = _describe(self, app_id)
     if answer is not None and str(answer.msg).startswith(("PREEMPTED", "NODE_FAIL", "REQUEUED")) and self.tunnel:
         queue = self.tunnel.run(f"squeue -h -j {shlex.quote(app_id)} -o %T", warn=True)

@@ -1,7 +1,7 @@
-"""Check the health of nodes before a job: `recipes cluster health`.
+"""Checks the health of nodes: `recipes cluster health`.
 
-srun runs the checks on the nodes: shell in `slurm/checks/`, Python in `runtime/`. A check prints lines
-`name<TAB>ok|bad|skip<TAB>detail`, which this module evaluates.
+The checks are shell scripts in `slurm/checks/` and Python files in `runtime/`, which srun runs on the nodes. They print
+lines `name<TAB>ok|bad|skip<TAB>detail`, which this module evaluates.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import collection, package_files
+from superpod.errors import counted
 from superpod.planner.formats.config_files import read_text
 from superpod.slurm.profiles import node_probe
 from superpod.slurm.script import cluster_variables, preamble
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 CHECKS = package_files.included_folder("slurm") / "checks"
 MINUTES = 10
-"""time limit of jobs that check or measure nodes"""
+"""Time limit of jobs that check or measure nodes."""
 LIMIT_S = node_probe.WAIT_S + 60 * MINUTES + 30
-"""time limit of the connection: longer than the job's, because an aborted connection would leave the job queued"""
+"""Time limit of the connection, longer than that of the job: an aborted connection would leave the job queued."""
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime" / "health"
 
 
@@ -43,7 +44,7 @@ class Verdict:
 
 
 def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
-    """Run every check of the profile on all nodes at once.
+    """Run the checks of a profile on some nodes concurrently, and return the results.
 
     Raises:
         UserError: srun cannot allocate the nodes.
@@ -54,7 +55,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     inputs = check_inputs(cluster, cluster.folders.runs)
     command = ["env", *(f"{name}={value}" for name, value in inputs.items()), "bash", "-c", script, "node.sh"]
     command += local or ["disk"]
-    # The step requests the node's GPUs: where Slurm confines devices, nvidia-smi lists only the GPUs of the job.
+    # The step requests all GPUs of the nodes: where Slurm confines devices, nvidia-smi lists only those of the job.
     output = connection.run([*srun_on_nodes(cluster, nodes), "--label", *command], limit_s=LIMIT_S)
     verdicts = _parse_verdicts(output, sorted_nodes(connection, cluster, nodes))
     if "time" in health.checks:
@@ -65,25 +66,25 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
 
 
 def collection_checks(cluster: Cluster) -> Iterator[str]:
-    """Yield the profile's checks from the user's collections, each as a shell function for node.sh."""
+    """Yield a shell function for node.sh per check of the profile that is from a user's collection."""
     for name, path in collection.checks().items():
         if name in cluster.health.checks:
             yield f"own_{name}() {{ bash -c {shlex.quote(read_text(path))} {path.name}; }}\n"
 
 
 def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
-    """Sort nodes in the order in which srun numbers its tasks."""
+    """Return the nodes in the order in which srun numbers its tasks."""
     return connection.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
 
 
 def _parse_verdicts(output: str, nodes: list[str]) -> list[Verdict]:
-    """Parse lines `task: check<TAB>state<TAB>detail`; srun's --label adds the number of the task."""
+    """Return the results in lines `task: check<TAB>state<TAB>detail`; `nodes` has the node of each task."""
     matches = (re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line) for line in output.splitlines())
     return [Verdict(nodes[int(match[1])], match[2], match[3], match[4]) for match in matches if match]
 
 
 def _compare_clocks(verdicts: list[Verdict], max_skew_s: float) -> list[Verdict]:
-    """Compare the clocks of the nodes, which they printed in Unix seconds, with the median."""
+    """Return a result per node: bad if its clock, printed in Unix seconds, is too far from the median."""
     clocks = {v.node: float(v.detail) for v in verdicts if v.check == "clock"}
     if len(clocks) < 2:
         return []
@@ -97,7 +98,10 @@ def _compare_clocks(verdicts: list[Verdict], max_skew_s: float) -> list[Verdict]
 
 
 def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
-    """Measure the bus bandwidth of a short all-reduce over every GPU of the nodes (NCCL; gloo without GPUs).
+    """Measure the bus bandwidth of a short all-reduce over all GPUs of the nodes (NCCL, or gloo without GPUs).
+
+    Returns:
+        One result, which is bad if the bandwidth is below health.min_bus_gb_s or the all-reduce does not finish.
 
     Raises:
         UserError: srun cannot allocate the nodes, or torch is not installed for the ranks.
@@ -113,19 +117,19 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     if match is None:
         return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce did not finish")]
     gb_s, minimum = float(match[1]), cluster.health.min_bus_gb_s
-    detail = f"{gb_s:.3g} GB/s bus bandwidth over {len(nodes)} nodes ({match[2]})"
+    detail = f"{gb_s:.3g} GB/s bus bandwidth over {counted(len(nodes), 'node')} ({match[2]})"
     if minimum:
         detail += f", minimum {minimum:g}"
     return [Verdict("all", "bandwidth", "bad" if gb_s < minimum else "ok", detail)]
 
 
 def srun_on_nodes(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
-    """Return an srun command for these nodes and their GPUs, with the options of a run and a limit of MINUTES."""
+    """Return an srun command for these nodes and all their GPUs, with `tasks` tasks per node, limited to MINUTES."""
     return [*node_probe.srun(cluster, len(nodes), tasks=tasks, minutes=MINUTES), f"--nodelist={','.join(nodes)}"]
 
 
 def container_options(cluster: Cluster) -> list[str]:
-    """List pyxis' options for the ranks' container; [] if the profile has no image."""
+    """Return the pyxis options for the container of the ranks; [] if the profile has no image."""
     image, mounts = cluster.container.image, cluster.container.mounts
     if not image:
         return []
@@ -140,12 +144,12 @@ def container_options(cluster: Cluster) -> list[str]:
 
 
 def network_assignments(cluster: Cluster) -> list[str]:
-    """List the network variables of the ranks as NAME=VALUE, for `env`."""
+    """Return the network variables of the ranks as NAME=VALUE, for `env`."""
     return [f"{name}={value}" for name, value in cluster_variables.network_variables(cluster).items()]
 
 
 def with_modules(cluster: Cluster, command: list[str]) -> list[str]:
-    """Load the profile's modules before a command; unchanged for a container, which has no `module` command."""
+    """Return a command that loads the modules of the profile and runs `command`; unchanged for a container."""
     if not cluster.software.modules or cluster.container.image:
         return command
     return ["bash", "-c", preamble.shell_setup(cluster.software.modules) + 'exec "$@"\n', "bash", *command]

@@ -1,7 +1,7 @@
-"""Find slow nodes by measuring the bandwidth between every pair of nodes: `recipes cluster bisect`.
+"""Finds slow nodes by measuring the bandwidth between all pairs of nodes: `recipes cluster bisect`.
 
 The measurement is an NCCL all-reduce over the GPUs of both nodes, which uses the same InfiniBand ports as training.
-Without torch and GPUs it is ib_write_bw on each HCA; without that, TCP.
+Without torch and GPUs it is ib_write_bw on each HCA, or TCP if that is not installed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 PASSES = 3
-"""measurements of each pair; the best one counts"""
+"""Maximum number of measurements of each pair, of which the best is used."""
 SLOW = 0.5
-"""fraction of the median bandwidth below which a node is slow"""
+"""Fraction of the median bandwidth below which a node is slow."""
 TRANSPORTS = ("nccl", "ib", "gloo", "tcp")
 MIB = {"nccl": 256, "ib": 1024, "gloo": 16, "tcp": 16}
-"""MiB per measurement: enough for the latency to be negligible"""
+"""Message size in MiB, large enough for the latency to be negligible."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Measured bandwidth between two nodes, GB/s."""
+    """The measured bandwidth between two nodes."""
 
     nodes: tuple[str, str]
     gb_s: float
+    """bandwidth in GB/s"""
     how: str = ""
     """the network that NCCL used, or the slowest HCA"""
 
@@ -49,20 +50,21 @@ class Bisection(NamedTuple):
 
     pairs: list[Pair]
     slow: list[str]
+    """names of the slow nodes"""
     transport: str
     why: str
-    """why no better transport was used; "" for NCCL"""
+    """reason for using this transport instead of a better one; "" for NCCL"""
 
 
 def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int = 0, transport: str = "") -> Bisection:
-    """Measure the bandwidth of every pair of nodes and find the slow nodes (see `slow_nodes`).
+    """Measure the bandwidth of all pairs of nodes and find the slow nodes (see `slow_nodes`).
 
     Args:
-        connection: to the cluster.
-        cluster: the profile.
+        connection: connection to the cluster.
+        cluster: profile of the cluster.
         nodes: names of three or more nodes.
-        mib: MiB per measurement; 0 = the transport's default.
-        transport: one of TRANSPORTS; "" = the best that every node has.
+        mib: message size in MiB; 0 = that of the transport in MIB.
+        transport: one of TRANSPORTS; "" = the best that all nodes support.
 
     Raises:
         UserError: fewer than three nodes, an unknown transport, or srun cannot allocate the nodes.
@@ -70,7 +72,7 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
     if len(nodes) < 3:
         raise UserError(f"a comparison needs at least 3 nodes, not {len(nodes)}", "specify three or more nodes")
     if transport and transport not in TRANSPORTS:
-        raise UserError(f"{transport!r} is not a transport", f"transports: {', '.join(TRANSPORTS)}")
+        raise UserError(f"--transport must be one of {', '.join(TRANSPORTS)}, not {transport!r}", "use one of them")
     ordered = sorted_nodes(connection, cluster, nodes)
     if transport:
         why = "requested"
@@ -83,12 +85,12 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
                 best[pair.nodes] = pair
         pairs = [*best.values()]
         if not slow_nodes(pairs):
-            break  # a bad cable is slow in every pass, a busy host is not
+            break  # unlike a busy host, a bad cable is slow in every pass
     return Bisection(pairs, slow_nodes(pairs), transport, why)
 
 
 def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[str, str]:
-    """Return the best transport that every node has, and why there is no better one."""
+    """Return the best transport that all nodes support, and the reason for not using a better one ("" for NCCL)."""
     if cluster.declared_only:
         return "tcp", "the GPUs are declared but do not exist"
     reasons = []
@@ -106,8 +108,8 @@ def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str])
     return "tcp", "; ".join(reasons)
 
 
-def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, words: list[str]) -> list[str]:
-    """Return the srun command that runs bandwidth.py on these nodes, with the software that the transport needs."""
+def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, arguments: list[str]) -> list[str]:
+    """Return the srun command that runs bandwidth.py with `arguments` in the environment that a transport needs."""
     from superpod.slurm.submission.submit import ranks_python
 
     if transport in ("nccl", "gloo"):
@@ -118,20 +120,21 @@ def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, wor
     else:
         python = [cluster.software.host_python]
     script = (RUNTIME / "bandwidth.py").read_text()
-    return [*srun_on_nodes(cluster, nodes, tasks), *python, "-c", script, *words]
+    return [*srun_on_nodes(cluster, nodes, tasks), *python, "-c", script, *arguments]
 
 
 def _measure_pairs(connection: Connection, cluster: Cluster, nodes: list[str], mib: int, transport: str) -> list[Pair]:
+    """Measure the bandwidth of all pairs of nodes once, with messages of `mib` MiB."""
     tasks = cluster.gpus_per_node if transport == "nccl" else 1
     names = cluster.network.hcas if transport == "ib" else cluster.network.interface
-    words = _command(cluster, nodes, transport, tasks, [transport, str(mib), names, *nodes])
-    output = connection.run(words, limit_s=LIMIT_S)
+    command = _command(cluster, nodes, transport, tasks, [transport, str(mib), names, *nodes])
+    output = connection.run(command, limit_s=LIMIT_S)
     rows = re.findall(r"^pair\t(\S+)\t(\S+)\t([\d.e+-]+)\t(.*)$", output, re.MULTILINE)
     return [Pair((a, b), float(gb_s), how) for a, b, gb_s, how in rows]
 
 
-def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:
-    """List the nodes whose best pair is slow: a good node is fast when paired with another good node."""
+def slow_nodes(pairs: list[Pair]) -> list[str]:
+    """Return the nodes whose fastest pair is slower than SLOW times the median of all nodes' fastest pairs."""
     if not pairs:
         return []
     best: dict[str, float] = {}
@@ -139,4 +142,4 @@ def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:
         for node in pair.nodes:
             best[node] = max(best.get(node, 0.0), pair.gb_s)
     median = sorted(best.values())[len(best) // 2]
-    return sorted(node for node, gb_s in best.items() if gb_s < share * median)
+    return sorted(node for node, gb_s in best.items() if gb_s < SLOW * median)

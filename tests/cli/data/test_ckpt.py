@@ -71,7 +71,7 @@ def test_damaged_checkpoints_that_were_moved_are_listed(run, recipes_cli):
     (run.checkpoints / "step=19" / "weights" / "common.pt").unlink()
     resume.apply_decision(run, run.new_attempt(), resume.decide(run))
     listed = recipes_cli("ckpt", "list", run.path)
-    assert "1 corrupt, moved to damaged/" in listed.stdout
+    assert "1 corrupt checkpoint (" in listed.stdout
     assert "step=19" in listed.stdout
 
 

@@ -50,7 +50,7 @@ def test_build_prints_a_summary(made: Path):
     stdout = " ".join((made / "stdout").read_text().split())
     assert f"{made}/out" in stdout
     assert "documents 30 (train 24, validation 3, test 3)" in stdout
-    assert "1 blank documents" in stdout
+    assert "1 blank document skipped" in stdout
     stderr = (made / "stderr").read_text()
     assert "bad.jsonl is not UTF-8" in stderr
     assert "encode" in stderr

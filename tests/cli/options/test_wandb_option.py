@@ -27,15 +27,15 @@ def test_two_projects_are_refused():
 
 def test_a_missing_key_is_refused_and_a_key_is_never_an_override(tmp_path):
     home = {"HOME": str(tmp_path)}
-    with pytest.raises(UserError, match="has no API key") as refused:
+    with pytest.raises(UserError, match="an API key") as refused:
         wandb_option.with_wandb([], "p", home)
     assert "WANDB_MODE=offline" in str(refused.value.hint)
     assert wandb_option.with_wandb([], "p", home | {"WANDB_MODE": "offline"})
-    assert wandb_option.with_wandb([], "p", home, elsewhere=True)
+    assert wandb_option.with_wandb([], "p", home, is_remote=True)
     assert KEY["WANDB_API_KEY"] not in "".join(wandb_option.with_wandb([], "p", home | KEY))
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
     assert wandb_option.with_wandb([], "p", home)
-    with pytest.raises(UserError, match="has no API key"):
+    with pytest.raises(UserError, match="an API key"):
         wandb_option.with_wandb([], "p", home | {"WANDB_BASE_URL": "https://wandb.example.com"})
 
 
@@ -44,4 +44,4 @@ def test_verbs_refuse_a_missing_key_before_nemo_is_imported(recipes_cli, tmp_pat
     for verb in (["run", "tiny_llama3"], ["submit", "tiny_llama3", "--cluster", "dgx_h100"]):
         done = recipes_cli(*verb, "--wandb", "p", cwd=tmp_path, env=none)
         assert done.returncode == 2
-        assert "has no API key" in done.stderr
+        assert "an API key" in done.stderr

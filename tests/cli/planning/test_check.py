@@ -42,8 +42,8 @@ def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
     [
         (
             ["llama3_8b", "--gpu", "a100", "--nodes", "1", "--precision", "fp8ds", "--layout", "tp=2,sp"],
-            "next: no layout solves this; `recipes plan llama3_8b --gpu a100 --nodes 1 --precision auto` plans the "
-            "precisions that can run",
+            "next: no layout satisfies this rule; `recipes plan llama3_8b --gpu a100 --nodes 1 --precision auto` plans "
+            "other precisions",
         ),
         (["deepseek_v3", "--gpu", "a100", "--gpus", "256", "--task", "sft"], "  next: use a different GPU"),
     ],
@@ -66,4 +66,4 @@ def test_check_suggests_a_better_layout_with_a_hardware_file_too(recipes_cli, tm
     assert "next: a better layout is " in shipped
     seconds = [float(text.partition("mbs 1: ")[2].split()[0]) for text in (shipped, slower)]
     assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.2)
-    assert slower.endswith("--hardware slower.toml --layout auto selects it, also in submit\n")
+    assert slower.endswith("--hardware slower.toml --layout auto` selects it, also in submit\n")

@@ -120,7 +120,7 @@ def test_plan_imports_a_configuration_and_lists_ignored_settings(recipes_cli, tm
     )
     text = printed(recipes_cli, "plan", *SMALL, "--from", "ds.json", cwd=tmp_path)
     assert "your configuration, DP only, mbs 1, zero3" in " ".join(text.split())
-    assert "does not have these settings: steps_per_print" in " ".join(text.split())
+    assert "ignored settings, which the planner does not have: steps_per_print" in " ".join(text.split())
 
 
 def test_a_model_without_a_kernel_is_refused_with_the_reason(recipes_cli):
@@ -141,7 +141,7 @@ def test_a_calibration_of_other_gpus_prints_a_note(recipes_cli, tmp_path):
     (tmp_path / "my b200.toml").write_text("[calibration.b200]\ngeneral = 1.2\n")
     done = recipes_cli("plan", *SMALL, "--hardware", "my b200.toml", cwd=tmp_path)
     gpu = SMALL[SMALL.index("--gpu") + 1]
-    assert f"note: my b200.toml calibrates b200; {gpu} is planned with the built-in calibration" in done.stderr
+    assert f"note: my b200.toml calibrates only b200; {gpu} is planned with the built-in calibration" in done.stderr
     assert done.returncode == 0
     (tmp_path / "own.toml").write_text(f"[calibration.{gpu}]\ngeneral = 1.2\n")
     assert "built-in calibration" not in recipes_cli("plan", *SMALL, "--hardware", "own.toml", cwd=tmp_path).stderr

@@ -43,16 +43,16 @@ def test_refuses_recipes_for_other_gpus(nvidia_smi, recipes_cli, tmp_path):
     nvidia_smi("NVIDIA A100-SXM4-80GB, 81920, 580.1")
     done = recipes_cli("prove", NAME, "--on-gpu", str(tmp_path / "results"))
     assert done.returncode == 2
-    assert "none of them is for GPUs like a100" in done.stderr
+    assert "none is for a100 or a similar GPU" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--on-gpu", "FILE"], "is not a folder"),
-        (["--on-gpu", "DIR", "--nodes", "2"], "--on-gpu tests every declared size"),
-        (["--on-gpu", "DIR", "--gpus", "4"], "--on-gpu tests every declared size"),
-        (["--minutes", "5"], "--minutes limits --on-gpu only"),
+        (["--on-gpu", "DIR", "--nodes", "2"], "--on-gpu tests all declared sizes"),
+        (["--on-gpu", "DIR", "--gpus", "4"], "--on-gpu tests all declared sizes"),
+        (["--minutes", "5"], "--minutes requires --on-gpu"),
     ],
 )
 def test_refuses_options_that_do_not_fit_together(recipes_cli, tmp_path, options, message):
@@ -82,7 +82,7 @@ def test_results_are_grouped_by_error():
     text = prove_on_gpu.describe_results([result("a"), result("b", "RuntimeError: no kernel"), result("c", gib=11)])
     assert text.splitlines() == [
         "2 of 3 shapes passed",
-        "allocated memory: the planner's error is 5.0 % in the median",
+        "allocated memory: the median error of the planner is 5.0 %",
         "1x RuntimeError: no kernel",
         "    b",
     ]

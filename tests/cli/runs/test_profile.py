@@ -75,9 +75,9 @@ def test_a_run_is_compared_with_its_own_plan(recipes_cli, files, tmp_path):
         (["gone.json"], "cannot be read: No such file"),
         (["."], "run folder"),
         (["synthetic.json", "llama3_8b_pretrian_h100_bf16"], "llama3_8b_pretrain_h100_bf16"),
-        (["synthetic.json", NAME, "--run", "last"], "compared with one plan only"),
-        (["synthetic.json", "--nodes", "2"], "--nodes 2 needs a recipe"),
-        (["synthetic.json", "--rank", "0"], "is the file of a single rank"),
+        (["synthetic.json", NAME, "--run", "last"], "compared with one plan"),
+        (["synthetic.json", "--nodes", "2"], "--nodes 2 requires a recipe"),
+        (["synthetic.json", "--rank", "0"], "is the file of one rank"),
         (["synthetic.json", "--gpu", "7"], "has kernels of GPU 0"),
         (["synthetic.sqlite", "--gpu", "7"], "has GPU 0"),
         (["synthetic.json", NAME, "--nodes", "100000000"], "next:"),
@@ -115,7 +115,7 @@ def test_looking_imports_neither_torch_nor_nemo(recipes_cli, files):
     [
         (["--profile", "torsh"], "did you mean torch?"),
         (["--profile", "nsys"], "this machine has no GPU|nsys is not on PATH"),
-        (["--profile-ranks", "1"], "--profile-ranks 1 needs --profile"),
+        (["--profile-ranks", "1"], "--profile-ranks 1 requires --profile"),
         (["--profile", "torch", "--profile-steps", "12-10"], "--profile-steps"),
     ],
 )

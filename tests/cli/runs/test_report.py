@@ -117,7 +117,7 @@ def test_an_ascii_terminal_gets_ascii(recipes_cli, tmp_path):
         (("log.log", "--html", "page.txt"), "ending with .html"),
         (("log.log", "--html", "nowhere/page.html"), "folder nowhere does not exist"),
         (("log.log", "--html", "a 'note'.html"), "not written by `recipes`"),
-        (("log.log", "--plot", "a.png"), "--plot supports run folders only"),
+        (("log.log", "--plot", "a.png"), "--plot supports only run folders"),
         (("runs/tiny_llama3/queued", "--html", "page.html"), "no run has completed a step yet"),
         (("log.log",) * 8 + ("--html", "page.html"), "between 1 and 7 runs, not 8"),
     ],

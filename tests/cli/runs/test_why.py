@@ -103,7 +103,7 @@ def test_an_unknown_cause_exits_with_1_and_the_first_error(why, tmp_path):
     log.write_text(f"Traceback (most recent call last):\n{frame}my.OwnError: three weights for two prefixes\n")
     code, out, _ = why(log)
     assert code == 1
-    assert "unknown  the run failed for an unknown cause" in out
+    assert "unknown  the cause is not known" in out
     assert f"{log}:4: my.OwnError: three weights for two prefixes\n         raised in a.py f: g(weights)\n" in out
 
 

@@ -167,7 +167,7 @@ def test_a_plan_equals_the_page_of_recipes_plan(served):
         ({"gpus": "-8"}, "not -8"),
         ({"gpus": "1e3"}, "whole number"),
         ({"gpus": "9" * 19}, "not 9"),
-        ({"gpus": ""}, "the number of GPUs is needed"),
+        ({"gpus": ""}, "which needs a number of GPUs"),
         ({"seq": "x"}, "--seq must be a whole number"),
         ({"precision": "fp3"}, "there is no precision"),
         ({"gbs": "0"}, "--gbs must be between 1 and"),

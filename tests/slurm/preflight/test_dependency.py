@@ -70,7 +70,7 @@ def test_met_dependencies_are_dropped(slurm, kind, waits):
         (FakeSlurm("", "5|FAILED\n"), "afterok", "ended as FAILED"),
         (FakeSlurm("JobState=TIMEOUT"), "afterok", "ended as TIMEOUT"),
         (FakeSlurm(f"{TASK} JobState=RUNNING", "6|FAILED\n7|RUNNING\n"), "afterok", "ended as FAILED"),
-        (FakeSlurm("JobState=COMPLETED"), "afternotok", "ended without an error"),
+        (FakeSlurm("JobState=COMPLETED"), "afternotok", "job 5 succeeded"),
     ],
 )
 def test_impossible_dependency_is_refused(slurm, kind, says):

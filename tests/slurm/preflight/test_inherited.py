@@ -53,7 +53,7 @@ def test_ignored_variables_are_noted_without_values():
     """A value may contain a token, or a line break that would end the comment of --dry-run."""
     assert inherited.ignored_note({"SLURM_JOB_ID": "7", "HOME": "/x"}) == ""
     note = inherited.ignored_note({"SBATCH_EXPORT": "ALL,HF_TOKEN=hf_secret", "SBATCH_COMMENT": "a\nscancel -u me"})
-    assert note.startswith("ignored: SBATCH_COMMENT, SBATCH_EXPORT")
+    assert note.startswith("ignored SBATCH_COMMENT, SBATCH_EXPORT")
     assert "hf_secret" not in note
     assert "\n" not in note
 

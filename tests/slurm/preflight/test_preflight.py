@@ -11,15 +11,16 @@ from superpod.planner import hardware, plans
 from superpod.planner.hardware import match_gpu
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
+from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.preflight.preflight import (
     Case,
-    claim,
+    Claim,
+    claim_findings,
     findings,
     job_size,
     notes,
     profile_findings,
     refuse,
-    refuse_claim,
     refuse_unfit,
 )
 from superpod.slurm.profiles import other_gpu, profiles
@@ -86,21 +87,20 @@ def case(where=None, *, answers=None, recipe="llama3_8b_pretrain_h100_bf16", nod
         "lines": [],
     }
     resolved |= {key: changes.pop(key) for key in list(changes) if key in ResolvedRun.__annotations__}
-    running = changes.pop("running", "")
     run = ResolvedRun(**resolved)
     submission = Submission(run, where or profile(), changes.pop("runs", ""), changes.pop("time", ""))
     assert not changes
-    return Case(submission, parse(ANSWERS | (answers or {})), running)
+    return Case(submission, parse(ANSWERS | (answers or {})))
 
 
 def test_clean_case_has_no_findings():
     assert findings(case()) == []
-    refuse(case())
+    refuse(findings(case()))
 
 
 def test_too_little_host_memory_is_refused_without_a_live_cluster():
     """`recipes render` asks no cluster."""
-    with pytest.raises(UserError, match="less than what 8 ranks need even without a model"):
+    with pytest.raises(UserError, match=r"too small for 8 ranks, which need .* even without a model"):
         refuse_unfit(case(profile(slurm__mem="4G")).submission)
 
 
@@ -122,20 +122,20 @@ PLANTED = [
     (
         "no gpus in the books",
         case(answers={"nodes": NODES.replace("Gres=gpu:h100:8", "Gres=(null)")}),
-        "Slurm lists no GPUs for any node of batch",
+        "Slurm lists no GPUs for the nodes of batch",
         'slurm.gpus = "none"',
     ),
     ("memory", case(profile(slurm__mem="3T")), "slurm.mem 3T exceeds the memory", 'mem = "0"'),
     (
         "too little memory",
         case(profile(slurm__mem="4G")),
-        "less than what 8 ranks need",
+        "too small for 8 ranks",
         'mem = "0"',
     ),
     (
         "limit",
         case(time="2-00:00:00"),
-        "2-00:00:00 exceeds the limit of partition batch, 1-00:00:00",
+        "2-00:00:00 exceeds that of partition batch: 1-00:00:00",
         "--time 1-00:00:00",
     ),
     ("mpi", case(profile(slurm__mpi="pmi2")), "has no 'pmi2' MPI plug-in", "none, pmix"),
@@ -152,7 +152,7 @@ PLANTED = [
     (
         "ranks' python",
         case(answers={"ranks_python": ""}),
-        "the ranks' Python interpreter, '', does not exist",
+        "software.python '' does not exist",
         "software.python",
     ),
     ("runs not writable", case(answers={"runs": ""}), "/lustre/runs is not writable", "--runs"),
@@ -169,7 +169,7 @@ PLANTED = [
         "--layout auto",
     ),
     ("interval", case(save_every=4000), "ends before its first checkpoint", "log.ckpt.every_n_train_steps"),
-    ("warning", case(time="9:00"), "at least twice chain.save_s, which is 300", "--time"),
+    ("warning", case(time="9:00"), "at least 2 x chain.save_s (300 s)", "--time"),
     (
         "slow save",
         case(plan={"layouts": [PLAN["layouts"][0] | {"checkpoint_bytes": 4000 * GIB}]}),
@@ -196,7 +196,12 @@ PLANTED = [
         "but the GPUs of batch have the type h100",
         'gpu = "h100"',
     ),
-    ("cpus", case(profile(slurm__cpus_per_task=32)), "32 x 8 ranks = 256 CPUs, but a node of batch has 224", "28"),
+    (
+        "cpus",
+        case(profile(slurm__cpus_per_task=32)),
+        "32 x 8 ranks = 256 CPUs, but the nodes of batch have at most 224",
+        "28",
+    ),
     (
         "reservation",
         case(profile(slurm__options=["--reservation=mine"])),
@@ -222,7 +227,7 @@ PLANTED = [
     (
         "nodes of the partition",
         case(nodes=16, answers={"partitions": ANSWERS["partitions"].replace(" State", " MaxNodes=8 State")}),
-        "needs 16 nodes, more than batch allows: MaxNodes 8",
+        "needs 16 nodes, more than partition batch allows: MaxNodes 8",
         "--nodes 8",
     ),
     (
@@ -249,7 +254,6 @@ PLANTED = [
         "3 jobs to queue, and 2 of yours are queued already, but QOS normal allows 4 (MaxSubmitPU)",
         "--attempts 2",
     ),
-    ("in use", case(running="job 17"), "the run is in use by job 17", "recipes cancel"),
 ]
 
 
@@ -258,7 +262,7 @@ def test_planted_mistake_is_found(planted, says, fix):
     problems = findings(planted)
     assert any(says in problem.message and fix in problem.hint for problem in problems), problems
     with pytest.raises(UserError) as error:
-        refuse(planted)
+        refuse(problems)
     assert says in str(error.value)
 
 
@@ -293,13 +297,17 @@ def test_first_source_of_a_limit_decides():
     assert "QOS normal: MaxWall 02:00:00" in finding.message
 
 
+def claim(live: LiveCluster, size: JobSize) -> Claim:
+    return Claim(profile(), live, size, profile().folders.runs)
+
+
 def test_claim_is_checked_before_nemo_is_imported():
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=16)
     live = parse(ANSWERS)
     with pytest.raises(UserError, match="account mine allows 12"):
-        refuse_claim(claim(request, profile(), live, job_size(request, profile())))
-    with pytest.raises(UserError, match="exceeds the limit of partition batch"):
-        refuse_claim(claim(request, profile(), live, job_size(request, profile(), time="3-0")))
+        refuse(claim_findings(claim(live, job_size(request, profile()))))
+    with pytest.raises(UserError, match="exceeds that of partition batch"):
+        refuse(claim_findings(claim(live, job_size(request, profile(), time="3-0"))))
 
 
 @pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep at most 7 values")])
@@ -308,7 +316,7 @@ def test_job_limit_applies_to_the_entire_sweep(most, fix):
     live = parse(ANSWERS | {"qos": f"Name|Flags|MaxSubmitPU\nnormal||{most}"})
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=2)
     with pytest.raises(UserError) as refused:
-        refuse_claim(claim(request, profile(), live, job_size(request, profile(), attempts=3, members=16)))
+        refuse(claim_findings(claim(live, job_size(request, profile(), attempts=3, members=16))))
     assert "48 jobs to queue (16 runs x 3), and 0 of yours are queued already" in str(refused.value)
     assert f"next: {fix}" in str(refused.value)
 
@@ -383,7 +391,7 @@ def test_plan_uses_the_gpu_of_the_cluster():
     assert facts(case(time="1:00").submission)["limit_s"] == 60
     assert facts(case().submission)["save_s"] == 300
     (note,) = other.other_gpu_note
-    assert f"planned {own.step_time_s:.3g} s per step on h100, {other.step_time_s:.3g} s on a100" in note
+    assert f"planned step time {own.step_time_s:.3g} s there, {other.step_time_s:.3g} s on a100" in note
     assert "llama31_70b_pretrain_a100_bf16" in note
     assert "a100_bf16" not in other_gpu.gpu_note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s)
     many = replace(run, max_steps=round(30 * 3600 / own.step_time_s))

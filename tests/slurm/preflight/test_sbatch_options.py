@@ -90,7 +90,7 @@ def test_other_options_are_kept(option):
 
 def test_gres_option_is_refused_if_gpus_use_gres():
     text = options("--gres=nvme:1").replace('gpus = "gpus-per-node"', 'gpus = "gres"')
-    with pytest.raises(UserError, match="--gres would override"):
+    with pytest.raises(UserError, match="must not contain --gres"):
         profiles.parse(text, "x.toml")
 
 

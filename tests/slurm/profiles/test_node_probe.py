@@ -57,7 +57,7 @@ ETHERNET = "\n".join(f"{name}|Ethernet|400" for name in EIGHT)
         ),
         (profile(software__modules=["x"]), facts(module__x="missing"), "`module load x` fails on dgx01", "avail"),
         (profile(software__modules=["x"]), facts(module__x="no module command"), "there is no `module`", "avail"),
-        (profile(), facts(shared=""), "folders.runs /lustre/runs: dgx01 does not see", "share"),
+        (profile(), facts(shared=""), "folders.runs /lustre/runs: dgx01 cannot read", "share"),
         (profile(), facts(writable=""), "folders.runs /lustre/runs is not writable on dgx01", "another"),
         (profile(), {"path:/lustre": "missing"}, "container.mounts: /lustre is missing on dgx01", "share"),
         (profile(chain__self_submit=True), facts(), "dgx01 has no sbatch", "top-up"),

@@ -69,7 +69,7 @@ def test_parallel_top_ups_queue_missing_jobs_once(tmp_path, slurm):
     # The later one finds nothing to queue, or that the first one is at it.
     assert sorted(queued) in ([0, 0], [0, 2]), outputs
     assert len(slurm.jobs) == 4, outputs
-    assert sum("queued 3 more: 101, 102, 103" in output for output in outputs) == 1
+    assert sum("queued 3 more jobs: 101, 102, 103" in output for output in outputs) == 1
     assert recipes("top-up", run.path).communicate(timeout=60)[0] == f"{run.path.name}: nothing to queue\n"
 
 

@@ -180,7 +180,7 @@ def resumed(run, monkeypatch):
 def test_run_with_unknown_jobs_is_not_queued(run, resumed):
     """squeue does not answer: jobs of the run may live."""
     slurm = FakeSlurm(None)
-    with pytest.raises(UserError, match="unknown whether jobs are queued"):
+    with pytest.raises(UserError, match="queued jobs are unknown"):
         resumed(slurm)
     assert "sbatch" not in [call[0] for call in slurm.calls]
 

@@ -37,9 +37,9 @@ def test_commas_inside_a_value():
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (["optim.config.lr"], "two or more values"),
-        (["optim.config.lr=1e-4"], "two or more values"),
-        (["optim.config.lr=1e-4,"], "two or more values"),
+        (["optim.config.lr"], "has fewer than two values"),
+        (["optim.config.lr=1e-4"], "has fewer than two values"),
+        (["optim.config.lr=1e-4,"], "has fewer than two values"),
         (["optim.config.lr=1e-4,1e-4"], "repeated"),
         (["a.b=1,2", "a.b=3,4"], "specified twice"),
         ([f"a.b={','.join(map(str, range(20)))}", f"a.c={','.join(map(str, range(20)))}"], "400 runs .20 x 20."),
@@ -224,7 +224,7 @@ def test_refused_cancellation_in_a_sweep_is_an_error(three, monkeypatch):
 
     monkeypatch.setattr(owner, "refuse_others", refuse)
     monkeypatch.setattr(connection, "Connection", lambda: slurm)
-    with pytest.raises(UserError, match=r"1 of 3 runs were not cancelled\n.* belongs to alice"):
+    with pytest.raises(UserError, match=r"1 of 3 runs could not be cancelled\n.* belongs to alice"):
         cancel.cancel(folder)
     assert len(slurm.cancelled) == 2
 

@@ -208,7 +208,7 @@ def test_done_run_resumes_with_more_steps(testbed, profile, recipes_cli):
     done = recipes_cli(*words, "trainer.max_steps=6", "--time", "8:00", timeout=300)
     assert done.returncode == 0, done.stderr
     assert "change trainer.max_steps: 3 -> 6" in done.stdout
-    assert "continues from step 3" in done.stdout
+    assert "resumes from step 3" in done.stdout
     until(lambda: run.done, 600, lambda: str(run.attempts[-1].result))
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert run.facts["max_steps"] == 6

@@ -107,7 +107,7 @@ def test_cancelled_run_resumes_on_request(testbed, profile, recipes_cli):
     toy.until_gone()
     done = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)
     assert done.returncode == 0, done.stderr
-    assert "continues from step" in done.stdout
+    assert "resumes from step" in done.stdout
     toy.until_done()
     toy.check_whole()
     refused = recipes_cli("submit", "toy", "--cluster", where, "--resume", toy.run.path)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.cli.options.request_options import Cluster, Run
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
+from superpod.slurm.profiles import profiles
+from superpod.slurm.submission import connection
 
 if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
@@ -27,17 +29,14 @@ _READ_SWEEP = r"""[ ! -f "$1/sweep.json" ] || cat "$1/sweep.json" """
 
 
 class _RunDone(UserError):
-    """Raised if the run to cancel is already done."""
+    """The run to cancel is already done."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"{run} is done", "there is nothing to cancel")
 
 
 def cancel(run: Run, cluster: Cluster = "") -> None:
-    """Cancel a run, or all runs of a sweep: end the running job, remove the queued ones, and prevent new attempts."""
-    from superpod.slurm.profiles import profiles
-    from superpod.slurm.submission import connection
-
+    """Cancel a run, or all runs of a sweep: cancel its running and queued jobs, and prevent new attempts."""
     slurm = connection.connect(profiles.load(cluster)) if cluster else connection.Connection()
     members = _members(run, slurm)
     if members is None:
@@ -53,11 +52,13 @@ def cancel(run: Run, cluster: Cluster = "") -> None:
             hint = f"\n    next: {error.hint}" if error.hint else ""
             refused.append(f"  - {error}{hint}")
     if refused:
-        raise UserError("\n".join([f"{len(refused)} of {len(members)} runs were not cancelled", *refused]))
+        raise UserError(
+            "\n".join([f"{len(refused)} of {counted(len(members), 'run')} could not be cancelled", *refused])
+        )
 
 
 def _members(run: str, slurm: Connection) -> list[str] | None:
-    """Return the run folders of a sweep, local or behind SSH; None if `run` is not a sweep."""
+    """Return the run folders of a sweep, on this machine or behind SSH; None if `run` is not a sweep."""
     from superpod.reports import sweep
 
     folder = Path(run).absolute()
@@ -69,11 +70,12 @@ def _members(run: str, slurm: Connection) -> list[str] | None:
     try:
         record = json.loads(text)
     except ValueError:
-        record = None  # `parse_members` rejects it, as it does a sweep without runs
+        record = None  # `parse_members` rejects it
     return [str(path) for _, path in sweep.parse_members(record, folder)]
 
 
 def _cancel(run: str, slurm: Connection) -> None:
+    """Write the stop marker of a run and cancel its jobs. Raises _RunDone if the run is done, or another UserError."""
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.submission.submit import job_name
 
@@ -86,10 +88,10 @@ def _cancel(run: str, slurm: Connection) -> None:
 
 
 def _stop(folder: RunFolder) -> None:
-    """Write the stop marker, which prevents further attempts.
+    """Write the stop marker of a run, which prevents further attempts.
 
     Raises:
-        UserError: the run belongs to another user, is done or does not run under Slurm, or its folder is not writable.
+        UserError: the run belongs to another user, is done or runs without Slurm, or its folder is not writable.
     """
     from superpod.runtime.attempts import guard
     from superpod.runtime.runs import owner, run_state
@@ -98,9 +100,7 @@ def _stop(folder: RunFolder) -> None:
     if folder.done:
         raise _RunDone(str(folder.path))
     if folder.is_local:
-        raise UserError(
-            f"{folder.path} runs without Slurm", "press Ctrl-C in its terminal: it saves a checkpoint first"
-        )
+        raise UserError(f"{folder.path} runs without Slurm", "press Ctrl-C in its terminal to save and stop")
     guard.stop(folder, "cancelled by the user", by=run_state.StoppedBy.USER)
     if folder.stop is None:
         marker = folder.path / run_state.STOP

@@ -1,4 +1,4 @@
-"""`recipes cluster check | init | health | bisect`: cluster profiles and node tests."""
+"""`recipes cluster`: write and check cluster profiles, and test nodes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,26 @@ import typer
 from superpod.cli.verbs import CommandGroup
 from superpod.common import output_file
 from superpod.errors import UserError, counted
+from superpod.slurm.profiles import profiles
+from superpod.slurm.submission import connection
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profile_checks import Finding
     from superpod.slurm.submission.connection import Connection
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Write and check cluster profiles, and test nodes.")
-Profile = Annotated[
-    str, typer.Argument(help="Cluster profile: a built-in one such as dgx_h100, or the path of a TOML file.")
-]
+Profile = Annotated[str, typer.Argument(help="Cluster profile: a built-in one such as dgx_h100, or a TOML file.")]
 NodeList = Annotated[str, typer.Option("--nodes", help="Slurm hostlist, such as node[1-4]. Default: all idle nodes.")]
 
 
 @app.command()
 def check(
     profile: Profile,
-    node: Annotated[
-        bool, typer.Option("--node/--no-node", help="Also check a node, with a job of a few seconds.")
-    ] = True,
+    node: Annotated[bool, typer.Option("--node/--no-node", help="Also check a node, in a job of seconds.")] = True,
 ) -> None:
-    """Compare a profile with its cluster and one of the nodes, and show what would fail and how to correct it."""
+    """Compare a profile with its cluster and one of the nodes; print the errors and how to correct them."""
     from superpod.slurm.preflight import preflight
-    from superpod.slurm.profiles import checked_profiles, live_cluster, node_probe, profiles
-    from superpod.slurm.submission import connection
+    from superpod.slurm.profiles import checked_profiles, live_cluster, node_probe
     from superpod.slurm.submission.submit import ranks_python
 
     cluster = profiles.load(profile)
@@ -61,6 +58,7 @@ def check(
 
 
 def _refuse(findings: list[Finding]) -> None:
+    """Print the findings and exit 2 if there are any."""
     for finding in findings:
         print(finding.message + (f"\n  next: {finding.hint}" if finding.hint else ""))
     if findings:
@@ -71,28 +69,25 @@ def _refuse(findings: list[Finding]) -> None:
 def init(
     like: Annotated[str, typer.Option("--like", help="Built-in profile to start from.")] = "",
     to: Annotated[Path, typer.Option("--to", help="TOML file to write.")] = Path("cluster.toml"),
-    host: Annotated[str, typer.Option("--host", help="Login node to reach over SSH. Default: this machine.")] = "",
+    host: Annotated[str, typer.Option("--host", help="Login node to connect to by SSH. Default: this machine.")] = "",
     runs: Annotated[str, typer.Option("--runs", help="Shared folder for the run folders.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a profile from what Slurm and a node report: partition, account, GPUs, limits and network."""
-    from superpod.slurm.profiles import profile_init, profiles
-    from superpod.slurm.submission import connection
+    """Write a profile with the values that Slurm and a node report: partition, account, GPUs, limits and network."""
+    from superpod.slurm.profiles import profile_init
 
     output_file.check_new(to, "--to", force=force)
     slurm = connection.SshConnection(host) if host else connection.Connection()
     text = profile_init.render_profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
     output_file.write(to, text, "--to")
-    print(f"wrote {to}; review it, then run: recipes cluster check {to}")
+    print(f"wrote {to}\n  next: review it, then run: recipes cluster check {to}")
 
 
 @app.command()
 def health(profile: Profile, nodes: NodeList = "") -> None:
-    """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, system time and a short all-reduce; exit 1 if one fails."""
+    """Check GPUs, NVLink, InfiniBand, clocks, disk, system time and an all-reduce of nodes; exit 1 if a check fails."""
     from superpod.slurm.node_health import check_nodes
-    from superpod.slurm.profiles import profiles
-    from superpod.slurm.submission import connection
 
     cluster = profiles.load(profile)
     slurm = connection.connect(cluster)
@@ -110,15 +105,11 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
 def bisect(
     profile: Profile,
     nodes: NodeList = "",
-    mib: Annotated[int, typer.Option("--mib", help="Message size in MiB; 0 = a suitable size for the transport.")] = 0,
-    transport: Annotated[
-        str, typer.Option("--transport", help="nccl, ib, gloo or tcp. Default: the fastest that all nodes support.")
-    ] = "",
+    mib: Annotated[int, typer.Option("--mib", help="Message size in MiB; 0 selects a size for the transport.")] = 0,
+    transport: Annotated[str, typer.Option("--transport", help="nccl, ib, gloo or tcp. Default: the fastest.")] = "",
 ) -> None:
-    """Find slow nodes and links: measure the bandwidth between all pairs of nodes; exit 1 if a node is slow."""
-    from superpod.slurm.profiles import profiles
+    """Measure the bandwidth between all pairs of nodes to find slow nodes and links; exit 1 if a node is slow."""
     from superpod.slurm.slow_nodes import bisect as measure
-    from superpod.slurm.submission import connection
 
     cluster = profiles.load(profile)
     slurm = connection.connect(cluster)
@@ -127,15 +118,15 @@ def bisect(
         print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s  {pair.how}")
     print(f"transport: {result.transport}" + (f" ({result.why})" if result.why else ""))
     if result.transport in ("tcp", "gloo") and cluster.network.kind in ("infiniband", "roce"):
-        print(f"  TCP does not use the {cluster.network.kind} ports that training uses, so a slow port is not detected")
+        print(f"  TCP does not use the {cluster.network.kind} ports of training, so a slow port is not detected")
     if result.slow:
         print(f"slow: {', '.join(result.slow)}")
         raise typer.Exit(1)
-    print(f"no slow nodes found in {len(result.pairs)} pairs")
+    print(f"no slow node found in {counted(len(result.pairs), 'pair')}")
 
 
 def _nodes(slurm: Connection, partition: str, names: str) -> list[str]:
-    """Return the names of the given nodes, or of all idle nodes of the partition."""
+    """Return the nodes of a hostlist, or for "" all idle nodes of the partition. Raises UserError if none is idle."""
     if names:
         return slurm.run(["scontrol", "show", "hostnames", names]).split()
     partition_options = ["-p", partition] if partition else []

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from superpod.cli.options.cluster_options import AttemptTime, SharedRuns, TargetCluster
-from superpod.cli.options.request_options import Build, Data, Name, Overrides, make_request
+from superpod.cli.options.request_options import (
+    AttemptTime,
+    Build,
+    Data,
+    Name,
+    Overrides,
+    SharedRuns,
+    TargetCluster,
+    make_request,
+)
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.launch.model_check import require_built
 
@@ -20,7 +28,7 @@ def render(
     runs: SharedRuns = "",
     build: Build = True,
 ) -> None:
-    """Print the sbatch script that trains a recipe on a cluster, or explain why the recipe cannot be trained there."""
+    """Print the sbatch script that trains a recipe on a cluster; queue nothing."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import request_checks
     from superpod.slurm.submission.submit import Submission, script

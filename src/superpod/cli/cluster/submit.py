@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.cluster_options import AttemptTime, Model, SharedRuns, TargetCluster
 from superpod.cli.options.profile_option import ProfileOptions, with_profile
-from superpod.cli.options.request_options import Build, Name, Overrides, make_request
+from superpod.cli.options.request_options import (
+    AttemptTime,
+    Build,
+    Name,
+    Overrides,
+    SharedRuns,
+    TargetCluster,
+    make_request,
+)
 from superpod.cli.options.sample_options import TuningOptions
 from superpod.cli.options.shared_options import spread
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
+from superpod.slurm.profiles import profiles
 
 if TYPE_CHECKING:
     from superpod.launch.finetuning.finetune import Task
@@ -26,6 +34,10 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.new_runs import CheckedRuns, SubmitOptions
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
+Model = Annotated[
+    str,
+    typer.Option("--model", "--hf", help="Hugging Face folder of a model to fine-tune on the samples in --data."),
+]
 Attempts = Annotated[
     int | None,
     typer.Option("--attempts", min=1, max=50, help="Number of jobs to queue now. Default: from the profile."),
@@ -33,26 +45,20 @@ Attempts = Annotated[
 After = Annotated[
     list[str] | None,
     typer.Option(
-        "--after", metavar="JOB[:TYPE]", help="Start after this job; TYPE: afterok (default), afterany, ... Repeatable."
+        "--after", metavar="JOB[:TYPE]", help="Start after this job. TYPE: afterok, afterany, ... Repeatable."
     ),
 ]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option(
-        "--sweep", metavar="PATH=V1,V2", help="Submit one run per value; if repeated, one per combination of values."
-    ),
+    typer.Option("--sweep", metavar="PATH=V1,V2", help="Submit one run per value; if repeated, one per combination."),
 ]
 DataOrSamples = Annotated[
     list[str] | None,
-    typer.Option(
-        "--data", help="Data folder; with --model, a sample file or folder, repeatable; FILE:0.3 sets its weight."
-    ),
+    typer.Option("--data", help="Data folder. With --model: samples (FILE:0.3 sets the weight of a file), repeatable."),
 ]
 ArrayLimit = Annotated[
     int,
-    typer.Option(
-        "--array-limit", min=0, help="Maximum number of runs of a sweep at once, as in sbatch --array=...%N; 0 = all."
-    ),
+    typer.Option("--array-limit", min=0, help="Maximum number of concurrent runs, like sbatch --array=...%N; 0 = all."),
 ]
 
 
@@ -76,13 +82,11 @@ def submit(
     samples: TuningOptions,
     wandb: Wandb = "",
     profiling: ProfileOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
-    resume: Annotated[
-        str, typer.Option("--resume", help="Folder of the run to resume, even if it was stopped or cancelled.")
-    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the checks and the script; queue nothing.")] = False,
+    resume: Annotated[str, typer.Option("--resume", help="Run folder to resume, even if stopped or cancelled.")] = "",
     build: Build = True,
 ) -> None:
-    """Check a recipe against a cluster and queue it, with further jobs that resume it after each time limit."""
+    """Check a recipe against a cluster, and queue a job that trains it and further jobs that resume it."""
     from superpod.slurm.preflight import dependency
     from superpod.slurm.submission import finetuning, new_runs, request_checks
     from superpod.slurm.submission import submit as slurm_submit
@@ -90,7 +94,8 @@ def submit(
     from superpod.slurm.submission.resume_run import ResumeOptions, resume_run
 
     waits = [dependency.parse(text) for text in after or []]
-    overrides = samples.with_steps(with_wandb(overrides, wandb, elsewhere=bool(wandb) and _is_remote(cluster)))
+    is_remote = bool(wandb) and bool(profiles.load(cluster).login.host)
+    overrides = samples.with_steps(with_wandb(overrides, wandb, is_remote=is_remote))
     if resume:
         new_run_options = {
             "--data": data,
@@ -136,7 +141,11 @@ def _requests(
     options: SubmitOptions,
     profiling: ProfileOptions,
 ) -> list[Request]:
-    """Return the request of each run, checked without NeMo."""
+    """Return the request of each run of a command line, after the checks that need no NeMo.
+
+    Raises:
+        UserError: a check fails.
+    """
     from superpod.requests import deferred
     from superpod.slurm.submission import request_checks
 
@@ -155,16 +164,16 @@ def _requests(
 
 
 def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request], profile: Cluster) -> Task | None:
-    """Return the fine-tuning task for a command line, checked without NeMo; None if `model` is empty.
+    """Return the fine-tuning task for a command line, after the checks that need no NeMo; None if `model` is "".
 
     Args:
         model: Hugging Face folder.
-        samples: the same sample options as in `recipes finetune`.
-        requests: the requests of the command line; only one is supported, not a sweep.
-        profile: cluster to submit to, which must not be behind SSH.
+        samples: sample options of the command line.
+        requests: requests of the command line; a sweep is not supported.
+        profile: cluster to submit to; a cluster behind SSH is not supported.
 
     Raises:
-        UserError: the command line is not supported here or by `recipes finetune`.
+        UserError: an option is missing, or is not supported in this combination.
     """
     from superpod.slurm.submission import finetuning
 
@@ -174,37 +183,30 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
             raise UserError(f"{option} applies only to fine-tuning", f"add --model, or leave out {option}")
         return None
     if not samples.data:
-        raise UserError("--model needs --data, the samples to fine-tune on", "see `recipes finetune --help`")
+        raise UserError("--model requires --data, the samples to fine-tune on", "see `recipes finetune --help`")
     return finetuning.check_task(samples.task(model), requests, profile)
 
 
-def _is_remote(cluster: str) -> bool:
-    """Return whether a cluster is behind SSH."""
-    from superpod.slurm.profiles import profiles
-
-    return bool(profiles.load(cluster).login.host)
-
-
 def _data_folder(data: Sequence[str] | None) -> Path | None:
-    """Return the data folder from --data. Raises UserError for more than one, which only --model supports."""
+    """Return the data folder from --data; None without --data. Raises UserError for several without --model."""
     if not data:
         return None
     if len(data) > 1:
-        raise UserError(f"--data is given {len(data)} times", "pass one data folder; several sample files need --model")
+        raise UserError(f"--data is given {len(data)} times", "pass it once, or add --model to fine-tune on samples")
     return Path(data[0])
 
 
 def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependencies: list[str], remote: str) -> None:
-    """Print what was queued; `remote` is the cluster if it is behind SSH, else ""."""
+    """Print the run folder, the jobs and the next commands; `remote` is the cluster profile if behind SSH, else ""."""
     from superpod.slurm.submission import submit as slurm_submit
 
     print(f"run    {run}")
-    print(f"jobs   {jobs}: each continues where the previous one ended")
+    print(f"jobs   {jobs}; each resumes from the last checkpoint of the previous one")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
     warning = slurm_submit.chain_warning(submission, len(jobs.ids))
     if warning:
-        print(f"chain  {warning}; `recipes top-up` queues more")
+        print(f"chain  {warning}; `recipes top-up` queues more jobs")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(submission)}")
     command = f"recipes status {shlex.quote(run)}"
@@ -214,7 +216,7 @@ def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependenci
 
 
 _REFUSED_WITH_RESUME = {
-    "--data": "a resumed run keeps its data, because its checkpoints store the position in it",
+    "--data": "a resumed run keeps its data, because its checkpoints contain the position in the data",
     "--runs": "a resumed run keeps its folder",
     "--sweep": "a sweep starts new runs",
     "--model": "a resumed run keeps its model and samples",
@@ -223,6 +225,7 @@ _REFUSED_WITH_RESUME = {
 
 
 def _refuse_with_resume(options: Mapping[str, object]) -> None:
+    """Raise UserError if one of the options has a value."""
     for option, value in options.items():
         if value:
             reason = _REFUSED_WITH_RESUME.get(option, "a resumed run keeps its size")
@@ -230,18 +233,21 @@ def _refuse_with_resume(options: Mapping[str, object]) -> None:
 
 
 def _queue_sweep(checked: CheckedRuns, options: SubmitOptions, array_limit: int) -> None:
+    """Queue the runs of a sweep and print their folders and jobs."""
     from superpod.slurm.submission import sweep
 
     members = list(zip(options.combinations, checked.submissions, strict=True))
     folder, jobs = sweep.queue(checked.slurm, members, options.count, checked.dependencies, array_limit)
-    limit = f", {array_limit} at once" if array_limit else ""
-    print(f"sweep  {folder}: {len(members)} runs{limit}")
+    limit = f", {array_limit} at a time" if array_limit else ""
+    print(f"sweep  {folder}: {counted(len(members), 'run')}{limit}")
     for (overrides, _), (run, queued) in zip(members, jobs.items(), strict=True):
         print(f"run    {run}  {' '.join(overrides)}  jobs {queued}")
     shortfalls = [queued.shortfall for queued in jobs.values() if queued.shortfall]
     if shortfalls:
-        first = shortfalls[0]
-        print(f"note   {len(shortfalls)} of {len(jobs)} runs have fewer jobs: {first}; `recipes top-up` queues more")
+        print(
+            f"note   {len(shortfalls)} of {len(jobs)} runs have fewer jobs than needed: {shortfalls[0]}; "
+            "`recipes top-up` queues more"
+        )
     _print_dependencies(checked.dependencies)
     print(f"proof  {_proof(checked.submissions[0])}")
     print(f"table  recipes report {shlex.quote(folder)}")
@@ -253,7 +259,7 @@ def _print_dependencies(dependencies: list[str]) -> None:
 
 
 def _proof(submission: Submission) -> str:
-    """Describe the recipe's proof level in a sentence."""
+    """Return a sentence about the proof level of the submitted recipe."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
@@ -261,10 +267,8 @@ def _proof(submission: Submission) -> str:
     return proof_level.sentence(find(submission.recipe), run.nodes, run.request.changes())
 
 
-def _print_dry_run(
-    submission: Submission, attempts: int, member: Sequence[str] = (), dependencies: Sequence[str] = ()
-) -> None:
-    """Print what a submission would do, as comments, so that the output remains a valid script."""
+def _print_dry_run(submission: Submission, attempts: int, member: Sequence[str], dependencies: Sequence[str]) -> None:
+    """Print the layout, duration and jobs of a submission as comments, so that the output remains a valid script."""
     from superpod.slurm.preflight.preflight import START_S
     from superpod.slurm.submission import submit as slurm_submit
 
@@ -273,7 +277,7 @@ def _print_dry_run(
     if member:
         print(f"# run of the sweep: {' '.join(member)}")
     print(f"# proof: {_proof(submission)}")
-    print(f"# preflight: no problem found; {run.nodes} nodes x {run.gpus_per_node} GPUs on {cluster.name}")
+    print(f"# preflight passed: {counted(run.nodes, 'node')} x {run.gpus_per_node} GPUs on {cluster.name}")
     print(f"# layout: {', '.join(f'{name} {value}' for name, value in degrees.items())}")
     print(f"# checkpoint: {run.checkpoint_bytes / 2**30:,.1f} GiB, every {run.save_every} steps")
     if step and not cluster.declared_only:
@@ -282,7 +286,7 @@ def _print_dry_run(
     warning = slurm_submit.chain_warning(submission, attempts)
     if warning:
         print(f"# chain: {warning}: raise --attempts or --time")
-    print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
+    print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; {counted(attempts, 'job')} to queue")
     if dependencies:
         print(f"# dependency: {', '.join(dependencies)}")
     print("#" + "-" * 100)

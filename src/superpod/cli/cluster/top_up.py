@@ -1,4 +1,4 @@
-"""`recipes top-up`: queue more jobs for runs that have fewer than they need."""
+"""`recipes top-up`: queue more jobs for runs with fewer jobs than they need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.options.request_options import Cluster, resolve_run_in
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
+from superpod.slurm.profiles import profiles
+from superpod.slurm.submission import connection
 
 if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
@@ -20,26 +22,24 @@ def top_up(
     cluster: Cluster = "",
     runs: Annotated[
         str,
-        typer.Option("--runs", help="Folder whose runs are topped up if no RUN is given. Default: from the profile."),
+        typer.Option("--runs", help="Folder of the runs to top up, if no RUN is given. Default: from the profile."),
     ] = "",
     attempts: Annotated[
-        int | None, typer.Option("--attempts", min=1, help="Number of jobs to keep queued. Default: as submitted.")
+        int | None, typer.Option("--attempts", min=1, help="Jobs to keep queued. Default: as submitted.")
     ] = None,
 ) -> None:
-    """Queue more jobs for your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
+    """Queue more jobs for your unfinished runs; exit 1 if a run cannot be continued."""
     from superpod.requests import restored_environment
     from superpod.runtime.runs.run_folder import RunFolder
-    from superpod.slurm.profiles import profiles
-    from superpod.slurm.submission import connection
     from superpod.slurm.submission import top_up as queueing
 
     profile = profiles.load(cluster) if cluster else None
     slurm = connection.connect(profile) if profile else connection.Connection()
     if slurm.remote:
-        raise UserError("top-up works only on the machine with the run folders", f"log in to {slurm} and retry")
+        raise UserError("top-up runs only on the machine with the run folders", f"log in to {slurm} and retry")
     folder = runs or (profile.folders.runs if profile else "")
     if not runs_named and not folder:
-        raise UserError("top-up needs a run", "name runs, or pass --runs DIR or --cluster PROFILE for all your runs")
+        raise UserError("top-up needs a run", "pass run folders, or --runs DIR or --cluster PROFILE for all your runs")
     folders = [resolve_run_in(folder or "runs", run) for run in runs_named or []]
     unfinished = [RunFolder.open(run) for run in folders] or _unfinished_runs(folder)
     has_failed = False
@@ -56,7 +56,7 @@ def top_up(
         if not jobs:
             print(f"{run.path.name}: nothing to queue")
             continue
-        print(f"{run.path.name}: queued {len(jobs.ids)} more: {jobs}")
+        print(f"{run.path.name}: queued {counted(len(jobs.ids), 'more job')}: {jobs}")
         if jobs.shortfall:
             print(f"{run.path.name}: {jobs.shortfall}", file=sys.stderr)
     if has_failed:

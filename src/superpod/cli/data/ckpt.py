@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson, resolve_folder
 from superpod.cli.options.shared_options import NoForwardCheck
 from superpod.cli.verbs import CommandGroup
-from superpod.errors import UserError
+from superpod.common import units
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     from superpod.reports.runs.checkpoint_list import Checkpoint
@@ -21,20 +23,18 @@ app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List, verify, pr
 
 Where = Annotated[
     Path,
-    typer.Argument(help="Run folder, `last`, folder of checkpoints, or a checkpoint.", callback=resolve_folder),
+    typer.Argument(help="Run folder, `last`, folder of checkpoints, or checkpoint.", callback=resolve_folder),
 ]
 
 
 @app.command("list")
 def list_(where: Where, as_json: AsJson = False) -> None:
-    """List checkpoints with their state (verified, damaged, ...), step, layout, size and validation loss."""
+    """List checkpoints with their step, state (verified, damaged, ...), layout, size and validation loss."""
     from superpod.reports.runs import checkpoint_list
 
     found = checkpoint_list.list_checkpoints(where)
     if as_json:
-        import json
-
-        print(json.dumps([checkpoint_list.as_json(checkpoint) for checkpoint in found], indent=1))
+        tables.print_json([checkpoint_list.as_json(checkpoint) for checkpoint in found])
     else:
         _print_table(found)
         _print_set_aside(where)
@@ -42,7 +42,7 @@ def list_(where: Where, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
-    """Read every file and check that no byte is missing or has changed since it was written; exit 1 if one has."""
+    """Read all files of checkpoints; exit 1 if a byte is missing or has changed since it was written."""
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import checkpoint_files
 
@@ -53,9 +53,7 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     problems = {path: [problem.text for problem in wrong] for path, wrong in reasons.items()}
     state = {c.path: "verified" if c.verified else _describe_unverified(cross_checks[c.path].doubt) for c in found}
     if as_json:
-        import json
-
-        print(json.dumps({str(path): reasons for path, reasons in problems.items()}, indent=1))
+        tables.print_json({str(path): reasons for path, reasons in problems.items()})
     else:
         for path, reasons in problems.items():
             print("\n  ".join([f"{path.name}: {'DAMAGED' if reasons else state[path]}", *reasons]))
@@ -70,13 +68,10 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 @app.command()
 def prune(
     where: Where,
-    keep: Annotated[int, typer.Option(help="Number of newest intact checkpoints to keep, besides the best one.")] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be removed without removing it.")
-    ] = False,
+    keep: Annotated[int, typer.Option(help="Number of newest intact checkpoints to keep, besides the best.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the checkpoints to remove; remove none.")] = False,
 ) -> None:
-    """Remove corrupt checkpoints, and all intact ones except the newest and the best."""
-    from superpod.common import units
+    """Remove corrupt checkpoints, and intact ones except the newest and the best."""
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.runs import owner
 
@@ -101,7 +96,7 @@ def prune(
 
 @app.command()
 def reset(where: Where) -> None:
-    """Restart a run at step 1; rename its checkpoints and metrics instead of deleting them."""
+    """Restart a run at step 1; its checkpoints and metrics are renamed, not deleted."""
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import training_records
     from superpod.runtime.runs import owner
@@ -114,17 +109,17 @@ def reset(where: Where) -> None:
         moved_paths = training_records.reset(run)
     for path in moved_paths:
         print(f"kept   {path}")
-    print(f"the next attempt of {run.path} starts at step 1; {run.resume_hint}")
+    print(f"the next attempt of {run.path} starts at step 1\n  next: {run.resume_hint}")
 
 
 def _describe_unverified(doubt: str) -> str:
-    """Return the state of a readable checkpoint without a complete manifest."""
-    reason = doubt or "it has no complete manifest, and checksums from torch cannot tell one save from another"
+    """Return the state of a readable but unverified checkpoint; `doubt` is the reason if it is known, else ""."""
+    reason = doubt or "it has no complete manifest, and torch's checksums do not detect files of another save"
     return f"complete, but unverified: {reason}"
 
 
 def _print_set_aside(where: Path) -> None:
-    from superpod.common import units
+    """Print the corrupt checkpoints that an attempt has moved out of the way, if any."""
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import checkpoint_files
 
@@ -132,10 +127,12 @@ def _print_set_aside(where: Path) -> None:
     if set_aside:
         size = units.size(sum(checkpoint_files.total_bytes(folder) for folder in set_aside))
         names = ", ".join(folder.name for folder in set_aside)
-        print(f"{len(set_aside)} corrupt, moved to {set_aside[0].parent.name}/, {size}; remove them yourself: {names}")
+        corrupt = counted(len(set_aside), "corrupt checkpoint")
+        print(f"{corrupt} ({size}) in {set_aside[0].parent.name}/, which must be removed manually: {names}")
 
 
 def _print_resumed(where: Path) -> None:
+    """Print the checkpoint from which the next attempt of a run resumes; nothing if `where` is not a run."""
     from superpod.reports.runs import checkpoint_list
 
     sentence = checkpoint_list.describe_next_resume(where)
@@ -145,24 +142,24 @@ def _print_resumed(where: Path) -> None:
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="Hugging Face folder, or NeMo checkpoint.")],
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder or NeMo checkpoint.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, which must not exist.")],
     like: Annotated[
         Path | None,
         typer.Option(help="Hugging Face folder from which the model was imported.", show_default="stored at import"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Data type of the exported weights.", show_default="as in --like")] = "",
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the adapter, in PEFT's format.")] = False,
+    dtype: Annotated[str, typer.Option(help="Data type of the exported weights.", show_default="that of --like")] = "",
+    adapter: Annotated[bool, typer.Option("--adapter", help="Export only the adapter, in PEFT's format.")] = False,
     no_forward_check: NoForwardCheck = False,
     cluster: Annotated[
         str,
-        typer.Option(help="Cluster profile: convert in a Slurm job on this cluster.", show_default="this machine"),
+        typer.Option(help="Cluster profile; convert in a Slurm job on this cluster.", show_default="this machine"),
     ] = "",
 ) -> None:
-    """Convert a Hugging Face folder to a NeMo checkpoint, or a NeMo checkpoint to Hugging Face with adapters merged.
+    """Convert a Hugging Face folder to a NeMo checkpoint, or a NeMo checkpoint to a Hugging Face folder.
 
-    The format of SOURCE determines the direction. The logits of both models are compared on a few tokens; if they
-    differ, nothing is written.
+    The direction depends on the format of SOURCE. Adapters are merged, except with --adapter. The logits of both models
+    are compared on a few tokens; if they differ, nothing is written.
     """
     from superpod.common import atomic_folder
     from superpod.launch import convert, subprocess_call
@@ -170,7 +167,7 @@ def convert(
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
     for folder in atomic_folder.remove_abandoned(out):
-        print(f"removed {folder}: incomplete output of a conversion that was killed", file=sys.stderr)
+        print(f"removed {folder}, the incomplete output of a killed conversion", file=sys.stderr)
     job = convert.plan_conversion(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:
         arguments = [str(source), str(out)]
@@ -185,7 +182,7 @@ def convert(
         _queue(cluster, out, arguments)
         return
     convert.require_memory(job.gib, source.name)
-    with spinner(stderr_console(), f"converting {source.name}, which takes minutes"):
+    with spinner(stderr_console(), f"converting {source.name} (a few minutes)"):
         outcome = subprocess_call.call_once(job.function, **job.arguments)
     merged_note = f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""
     print(f"{job.title}: {out}{merged_note}")
@@ -202,6 +199,7 @@ def convert(
 
 
 def _queue(cluster: str, out: Path, arguments: list[str]) -> None:
+    """Queue a Slurm job that runs `recipes ckpt convert` with `arguments` on a cluster."""
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection, submit
 
@@ -212,14 +210,7 @@ def _queue(cluster: str, out: Path, arguments: list[str]) -> None:
 
 
 def _print_table(listed: list[Checkpoint]) -> None:
-    from rich.table import Table
-
-    from superpod.cli import tables
-    from superpod.common import units
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("checkpoint", "step", "state", "holds", "layout", "size", "val loss"):
-        table.add_column(name, justify="right" if name in ("step", "size", "val loss") else "left", overflow="fold")
+    rows = []
     for checkpoint in listed:
         holds = "adapter" if checkpoint.adapter else "model"
         if checkpoint.optimizer:
@@ -227,5 +218,6 @@ def _print_table(listed: list[Checkpoint]) -> None:
         layout = " ".join(f"{name}{value}" for name, value in checkpoint.layout.items() if value > 1 or name == "ranks")
         loss = "" if checkpoint.val_loss is None else f"{checkpoint.val_loss:.4f}"
         size = units.size(checkpoint.bytes)
-        table.add_row(checkpoint.name, str(checkpoint.step or ""), checkpoint.state, holds, layout, size, loss)
-    tables.print_table(table)
+        rows.append((checkpoint.name, str(checkpoint.step or ""), checkpoint.state, holds, layout, size, loss))
+    titles = ("checkpoint", "step", "state", "holds", "layout", "size", "val loss")
+    tables.print_rows(titles, rows, right=(1, 5, 6))

@@ -1,4 +1,4 @@
-"""`recipes data`: build data folders for training."""
+"""`recipes data`: create data folders for training."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.verbs import CommandGroup
+from superpod.errors import counted
 
 if TYPE_CHECKING:
     from superpod.data.folder import DataFolder
 
-app = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Build training data: tokenizer, .bin and .idx files, blends."
-)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Create data folders: tokenizer, .bin and .idx files.")
 
 Text = Annotated[
     list[str],
     typer.Option(help="File, quoted glob (** for any depth) or folder written by datasets.save_to_disk; repeatable. "
-                 ".jsonl (also .gz, .zst) has one document per line, .parquet one per row; any other file is one "
-                 "document. `stdlib` means the sources of Python's standard library, 12 MB.")
+                 "A .jsonl file (also .gz, .zst) has one document per line, a .parquet file one per row; any other "
+                 "file is one document. `stdlib` selects the sources of Python's standard library (12 MB).")
 ]  # fmt: skip
 Out = Annotated[Path, typer.Option(help="Data folder to write.")]
 PrintFacts = Annotated[bool, typer.Option("--json", help="Print dataset.json instead of a summary.")]
@@ -32,7 +32,7 @@ def build(
     text: Text,
     out: Out,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Train a tokenizer with a vocabulary of this size, at least 258.")
+        int | None, typer.Option(help="Train a tokenizer with this vocabulary size (>= 258).")
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Existing tokenizer to use instead: Hugging Face folder or .model file.")
@@ -45,22 +45,16 @@ def build(
             show_default="969,30,1 with at least one document each",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Random seed for shuffling the documents and selecting those to hold out.")
-    ] = 1234,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes.", show_default="one per core")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail on files that are not UTF-8 instead of skipping them.")
-    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed for shuffling and for the split.")] = 1234,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes.", show_default="all cores")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if a file is not UTF-8; do not skip it.")] = False,
     skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Skip lines that are not documents; count them and keep a copy.")
+        bool, typer.Option("--skip-bad-lines", help="Skip lines that are not valid documents, and copy them to a file.")
     ] = False,
-    max_bad_share: Annotated[float, typer.Option(help="Maximum fraction of bad lines; fail if there are more.")] = 0.05,
+    max_bad_share: Annotated[float, typer.Option(help="Maximum fraction of invalid lines; fail if exceeded.")] = 0.05,
     as_json: PrintFacts = False,
 ) -> None:
-    """Tokenize text into a data folder. An interrupted command continues when it is run again."""
+    """Tokenize text into a data folder. If interrupted, run the same command again to continue."""
     from superpod.data.tokens import build as building
     from superpod.data.tokens.build_options import BuildOptions
 
@@ -71,9 +65,9 @@ def build(
         print(line, file=sys.stderr)
     skipped = []
     if report.empty:
-        skipped.append(f"{report.empty} blank documents skipped")
+        skipped.append(f"{counted(report.empty, 'blank document')} skipped")
     if report.duplicates:
-        skipped.append(f"{report.duplicates} duplicate documents skipped")
+        skipped.append(f"{counted(report.duplicates, 'duplicate document')} skipped")
     outcome = "up to date" if report.up_to_date else f"built in {report.seconds:.1f} s"
     _print_summary(report.folder, as_json, outcome, skipped)
 
@@ -81,24 +75,18 @@ def build(
 @app.command()
 def add(
     out: Out,
-    prefix: Annotated[
-        list[str], typer.Option(help="Path of a .bin/.idx pair without the suffix; repeatable, for a blend.")
-    ],
-    tokenizer: Annotated[
-        str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the Hugging Face hub.")
-    ],
-    weight: Annotated[
-        list[float] | None, typer.Option(help="Sampling weight of each --prefix, in the same order.")
-    ] = None,
+    prefix: Annotated[list[str], typer.Option(help="Path of .bin and .idx files without suffix; repeat for a blend.")],
+    tokenizer: Annotated[str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on Hugging Face.")],
+    weight: Annotated[list[float] | None, typer.Option(help="Sampling weight of each --prefix, in order.")] = None,
     split: Annotated[str, typer.Option(help="Proportions of training, validation and test documents.")] = "969,30,1",
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary size; needed only if the tokenizer cannot be read on this machine.")
     ] = None,
     index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample index files.")] = None,
-    sha256: Annotated[bool, typer.Option(help="Hash the files to detect later changes.")] = True,
+    sha256: Annotated[bool, typer.Option(help="Store hashes of the files to detect later changes.")] = True,
     as_json: PrintFacts = False,
 ) -> None:
-    """Register existing .bin/.idx files, one pair or a blend, without copying them."""
+    """Create a data folder for existing .bin and .idx files, a single pair or a blend, without copying them."""
     from superpod.data.tokens import add as adding
 
     with _progress() as (show, _):
@@ -111,7 +99,7 @@ def add(
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
-    """Yield two functions: `progress(phase, done, total)` shows a bar per phase, `note(line)` prints above the bars."""
+    """Yield the functions `show(phase, done, total)`, which updates a progress bar, and `note(line)`, which prints."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -129,7 +117,7 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
     def show(phase: str, done: int, total: int) -> None:
         bars.start()  # not earlier, so that an error before the first phase is printed without bars
         for name, task in tasks.items():
-            if name != phase and bars.tasks[task].total is None:  # a phase of unknown length ends with the next one
+            if name != phase and bars.tasks[task].total is None:  # a phase of unknown length ends when the next begins
                 bars.update(task, total=1, completed=1)
         if phase not in tasks:
             tasks[phase] = bars.add_task(phase, total=total or None)
@@ -143,14 +131,11 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
 
 
 def _print_summary(folder: "DataFolder", as_json: bool, outcome: str, notes: Sequence[str]) -> None:
+    """Print the path, documents, tokens and vocabulary of a data folder, and notes; or its dataset.json."""
     if as_json:
-        import json
-
-        print(json.dumps(folder.as_json(), indent=1))
+        tables.print_json(folder.as_json())
         return
     from rich.table import Table
-
-    from superpod.cli import tables
 
     table = Table(box=None, show_header=False)
     parts = ", ".join(f"{name} {count}" for name, count in folder.split_documents().items())

@@ -1,4 +1,4 @@
-"""`recipes generate`: generate text from a checkpoint, as a quick check of its quality."""
+"""`recipes generate`: generate text with the model in a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson, resolve_folder
 from superpod.errors import UserError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 Where = Annotated[
     Path,
-    typer.Argument(help="Checkpoint, or a run (or `last`), whose best checkpoint is used.", callback=resolve_folder),
+    typer.Argument(help="Checkpoint, or run (or `last`), whose best checkpoint is used.", callback=resolve_folder),
 ]
 
 WORK = {"generate": "generating", "perplexity": "measuring perplexity"}
@@ -26,10 +27,8 @@ def generate(
     where: Where,
     prompts: Annotated[list[str], typer.Argument(help="Texts for the model to continue.")],
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of tokens to generate.")] = 32,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=10, help="Sampling temperature; 0 always takes the most likely token.")
-    ] = 0.0,
-    chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user message in a chat.")] = False,
+    temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0 = greedy decoding.")] = 0.0,
+    chat: Annotated[bool, typer.Option("--chat", help="Format prompts as user messages in a chat.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
     as_json: AsJson = False,
 ) -> None:
@@ -41,14 +40,14 @@ def generate(
     continued = call_with_checkpoint("generate", checkpoint, **settings)
     if as_json:
         answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, continued, strict=True)]
-        print_json({"checkpoint": str(checkpoint.path), "answers": answers})
+        tables.print_json({"checkpoint": str(checkpoint.path), "answers": answers})
         return
     for prompt, answer in zip(prompts, continued, strict=True):
         print(f"{prompt} | {answer}" if not chat else f"user: {prompt}\nassistant: {answer}")
 
 
 def choose_checkpoint(where: Path) -> Checkpoint:
-    """Return the best checkpoint at `where`. Raises UserError if it does not fit in this machine's memory."""
+    """Return a checkpoint, or the best one of a run. Raises UserError if it does not fit in this machine's memory."""
     from superpod.rehearsal.training.forked_run import available_gib
     from superpod.reports.runs import checkpoint_list
 
@@ -64,7 +63,7 @@ def choose_checkpoint(where: Path) -> Checkpoint:
 
 
 def call_with_checkpoint(function: str, checkpoint: Checkpoint, **arguments: object) -> Any:
-    """Call a function of weights/serving/generate.py on a checkpoint, in a separate process."""
+    """Call a function of weights/serving/generate.py with a checkpoint in a separate process, and return its result."""
     from superpod.launch import subprocess_call
     from superpod.launch.display.progress_bar import spinner, stderr_console
 
@@ -72,10 +71,3 @@ def call_with_checkpoint(function: str, checkpoint: Checkpoint, **arguments: obj
         return subprocess_call.call_once(
             f"superpod.weights.serving.generate:{function}", checkpoint=str(checkpoint.path), **arguments
         )
-
-
-def print_json(facts: dict[str, object]) -> None:
-    """Print facts as indented JSON."""
-    import json
-
-    print(json.dumps(facts, indent=1))

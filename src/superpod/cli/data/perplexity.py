@@ -1,4 +1,4 @@
-"""`recipes perplexity`: measure the perplexity of a checkpoint on the samples in a file."""
+"""`recipes perplexity`: compute the perplexity of a checkpoint on the samples in a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from superpod.cli.data.generate import Where, call_with_checkpoint, choose_checkpoint, print_json
+from superpod.cli import tables
+from superpod.cli.data.generate import Where, call_with_checkpoint, choose_checkpoint
 from superpod.cli.options.request_options import AsJson
 from superpod.errors import UserError
 
@@ -16,11 +17,11 @@ def perplexity(
     where: Where,
     data: Annotated[Path, typer.Option(help=".jsonl file of prompt-completion pairs, chats, or plain text.")],
     learn: Annotated[
-        str, typer.Option(help="Assistant turns of a chat to score: answers (all of them) or last.")
+        str, typer.Option(help="Assistant turns of a chat to score: answers (all turns) or last (the last turn).")
     ] = "answers",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the mean loss and the perplexity of a checkpoint on the answers in a file."""
+    """Compute the mean loss and the perplexity of a checkpoint on the answers in a file."""
     from superpod.data.samples import chat, samples
 
     if learn not in chat.LEARN:
@@ -31,7 +32,7 @@ def perplexity(
     checkpoint = choose_checkpoint(where)
     score = call_with_checkpoint("perplexity", checkpoint, data=str(data.absolute()), learn=learn)
     if as_json:
-        print_json({"checkpoint": str(checkpoint.path), **score})
+        tables.print_json({"checkpoint": str(checkpoint.path), **score})
         return
     print(f"{checkpoint.name}: loss {score['loss']:.4f}, perplexity {score['perplexity']:.2f}")
     print(f"{score['tokens']} tokens in {score['samples']} samples")

@@ -1,4 +1,4 @@
-"""The option `--hardware FILE` for commands without planning options, applied before the hardware data is read."""
+"""The option `--hardware FILE`, and a decorator for commands without planning options that applies it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from superpod.cli.options.shared_options import set_parameters
 
 HardwareFile = Annotated[
     Path | None,
-    typer.Option(
-        "--hardware", help="TOML file with your own GPUs, nodes and fabrics, or written by `recipes calibrate`."
-    ),
+    typer.Option("--hardware", help="TOML file with further GPUs, nodes or fabrics, or from `recipes calibrate`."),
 ]
 
 
@@ -27,12 +25,11 @@ def use_hardware(path: Path) -> None:
 
     hardware.load(path)  # so that an error message names this file
     collection.use_hardware(path)
-    # `load` has read, and cached, the built-in tables without this file.
-    hardware.builtin.cache_clear()
+    hardware.builtin.cache_clear()  # `load` has cached the built-in tables without this file
 
 
 def with_hardware(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the option to a command."""
+    """Return a command with the additional option --hardware, which `use_hardware` applies before the command runs."""
 
     @wraps(command)
     def call(**arguments: Any) -> None:

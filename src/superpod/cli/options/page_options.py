@@ -1,4 +1,4 @@
-"""The options `--html` and `--trace`: the paths are checked before planning, and the files written after it."""
+"""The options `--html` and `--trace`. Their paths are checked before planning; the files are written afterwards."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
-Html = Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with charts: FILE.html.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write an HTML page with charts to this .html file.")]
 Trace = Annotated[
     Path | None,
-    typer.Option("--trace", help="Also write the predicted step as a Perfetto trace: FILE.json or FILE.json.gz."),
+    typer.Option("--trace", help="Write the predicted step as a Perfetto trace to this .json or .json.gz file."),
 ]
 
 
 def check(html: Path | None, trace: Path | None = None) -> None:
-    """Check that the requested files can be written.
+    """Check that the files of --html and --trace can be written; None = not requested.
 
     Raises:
-        UserError: a path is unsuitable, or Bokeh, which draws the plots, is not installed.
+        UserError: a path has the wrong suffix or is not writable, or Bokeh, which draws the plots, is not installed.
     """
     if html is None and trace is None:
         return
@@ -48,11 +48,11 @@ def write_page(path: Path, text: str) -> None:
     from superpod.pages import target
 
     target.write(path, text, "--html")
-    print(f"wrote {path}: {len(text) / 1e6:.1f} MB, self-contained, opens in any browser", file=sys.stderr)
+    print(f"wrote {path} ({len(text) / 1e6:.1f} MB, self-contained); open it in any browser", file=sys.stderr)
 
 
 def write_trace(path: Path, job: PlannedJob) -> None:
-    """Write a trace of the predicted step of a legal run and print its path on stderr.
+    """Write a Perfetto trace of one predicted step of a job with a legal layout, and print its path on stderr.
 
     Raises:
         UserError: the pipeline schedule deadlocks.
@@ -62,6 +62,4 @@ def write_trace(path: Path, job: PlannedJob) -> None:
 
     step = step_timeline.simulate_step(job)
     target.write(path, trace.render_trace(job, step, title=job_title(job), command=command()), "--trace")
-    print(
-        f"wrote {path}: {step.step_s:.3f} s, {step.ranks} tracks; open it at https://ui.perfetto.dev", file=sys.stderr
-    )
+    print(f"wrote {path} ({step.step_s:.3f} s, {step.ranks} tracks); open in https://ui.perfetto.dev", file=sys.stderr)

@@ -1,17 +1,17 @@
-"""Options of the planning commands, and the planned job that they describe: a recipe, or a model on a set of GPUs."""
+"""Options of the planning commands, which describe a planned job: a recipe, or a model on a number of GPUs."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superpod.cli import spellings
 from superpod.cli.options import size_options
+from superpod.cli.options.hardware_option import HardwareFile
 from superpod.cli.options.shared_options import spread
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.formats import option_syntax
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 SEQ, GBS = 8192, 512
-"""Default sequence length (tokens) and global batch size (samples) for a model, which declares neither."""
+"""Default sequence length (tokens) and global batch size (samples) for a model, which has none of its own."""
 COUNT_LIMIT = 2**31
-"""Exclusive upper limit of counts; the product of two such counts does not overflow numpy's int64."""
+"""Exclusive upper limit of counts, so that the product of two counts does not overflow numpy's int64."""
 EXAMPLES = {"--gpus": 8, "--nodes": 1, "--seq": SEQ, "--gbs": GBS}
-"""A valid value of each option, for hints."""
+"""A valid value of each option, for hints in error messages."""
 TASKS = ("pretrain", "sft", "lora")
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a planning command. Each field is an option of all commands decorated with `with_plan_options`."""
+    """Options that describe a planned job; each field is an option of the commands with `with_plan_options`."""
 
     name: Annotated[
         str,
         typer.Argument(
-            help="Recipe, model, Hugging Face config.json, or model shape: layers=..,hidden=..",
+            help="Recipe, model, Hugging Face config.json, or model shape such as layers=32,hidden=4096,...",
             callback=spellings.normalize_name,
         ),
     ]
@@ -47,24 +47,16 @@ class PlanOptions:
         str | None,
         typer.Option(
             "--layout",
-            help="Parallel layout, such as tp=4,pp=2,sp,recompute=full; auto = the fastest according to the planner.",
+            help="Parallel layout, such as tp=4,pp=2,sp,recompute=full; auto selects the fastest one.",
         ),
     ] = None
-    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100 or one defined in --hardware.")] = (
-        None
-    )
+    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100, or one in --hardware.")] = None
     gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes, instead of --gpus.")] = None
-    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens. Default for a model: 8192.")] = (
-        None
-    )
-    gbs: Annotated[
-        int | None, typer.Option("--gbs", help="Global batch size in samples. Default for a model: 512.")
-    ] = None
+    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens; 8192 for a model.")] = None
+    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch size in samples; 512 for a model.")] = None
     batch_tokens: size_options.BatchTokens = None
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ...")
-    ] = None
+    precision: Annotated[str | None, typer.Option("--precision", help="Precision: bf16, fp8cs, mxfp8, ...")] = None
     task: Annotated[str | None, typer.Option("--task", help="Training task: pretrain, sft or lora.")] = None
     option: Annotated[
         list[str] | None,
@@ -73,27 +65,26 @@ class PlanOptions:
             help="Variant, such as moments=bf16, offload=1 or lora_targets=linear_qkv,linear_proj; repeatable.",
         ),
     ] = None
-    hardware: Annotated[
-        Path | None, typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics.")
-    ] = None
+    hardware: HardwareFile = None
     fabric: Annotated[
-        str | None, typer.Option("--fabric", help="Network between nodes. Default: as in a SuperPOD with this GPU.")
+        str | None,
+        typer.Option("--fabric", help="Network between nodes, such as ib_ndr. Default: that of the GPU's SuperPOD."),
     ] = None
 
     def job(self, **changes: object) -> PlannedJob:
-        """Return the planned job for these options; `changes` replaces fields of the options first.
+        """Return the planned job for these options, after replacing the fields in `changes`.
 
         Raises:
-            UserError: a name is unknown, a number is out of range, or a model is given without GPUs.
+            UserError: a name is unknown, a number is out of range, or a model is given without a GPU type and number.
         """
         options = replace(self, **changes)
         return _recipe_job(options) if options.is_recipe else _model_job(options)
 
     def job_to_search(self, **changes: object) -> PlannedJob:
-        """Return the job for a search over layouts, which uses only the global batch size from the job's layout.
+        """Return the job for a search over layouts; only the global batch size of its own layout is relevant.
 
         Raises:
-            UserError: as in `job`.
+            UserError: see `job`.
         """
         options = replace(self, **changes)
         return _recipe_job_to_search(options) if options.is_recipe else _model_job(options)
@@ -103,7 +94,7 @@ class PlanOptions:
         return _model_job(replace(self, **changes))
 
     def size(self) -> size_options.SizeOptions:
-        """Return the subset of these options that `SizeOptions` has."""
+        """Return the options for nodes, GPUs, sequence length, batch size and layout as `SizeOptions`."""
         return size_options.SizeOptions(self.nodes, self.gpus, self.seq, self.gbs, self.batch_tokens, self.layout)
 
     @property
@@ -114,7 +105,13 @@ class PlanOptions:
         return registry.is_recipe(self.name)
 
     def command(self, name: str, *, without: tuple[str, ...] = (), overrides: Sequence[str] = ()) -> str:
-        """Return the command line of the command `name` for the same job: `recipes plan llama3_8b --gpu h100`."""
+        """Return a command line for the same job, quoted for the shell, such as `recipes plan llama3_8b --gpu h100`.
+
+        Args:
+            name: command of `recipes`, such as "plan".
+            without: fields of these options to leave out.
+            overrides: overrides to add after the name of the recipe.
+        """
         command = ["recipes", name, self.name, *overrides]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
@@ -126,7 +123,10 @@ class PlanOptions:
 
 
 def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the parameter `options` of a command by the fields of `PlanOptions`, as `shared_options.spread` does."""
+    """Return a decorator that replaces the parameter `options` of a command by the fields of `PlanOptions`.
+
+    `without` names fields to leave out; see `shared_options.spread`.
+    """
     return spread(PlanOptions, "options", *without, name_first=True)
 
 
@@ -137,7 +137,7 @@ def _hardware(options: PlanOptions) -> Hardware:
 
 
 def _recipe_job(options: PlanOptions) -> PlannedJob:
-    """Return the job of a recipe at the requested size, with its own layout or the requested one."""
+    """Return the job of a recipe at the requested size, with the recipe's layout or that of --layout."""
     request = options.size().request(options.name)
     recipe = request.sized_recipe()
     size_options.print_notes(request.notes())
@@ -162,7 +162,10 @@ def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
 
 
 def _changed_recipe_job(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:
-    """Return the job of a recipe with the changes from the options; without --option, use the settings NeMo applies."""
+    """Return the job of a recipe on `nodes` nodes with --gpu, --fabric, --precision, --task and --option applied.
+
+    Without --option, the job of a legal layout has the parameter format that is chosen for training.
+    """
     from superpod.collection import recipe_job
     from superpod.planner import legality
 
@@ -178,7 +181,7 @@ def _changed_recipe_job(options: PlanOptions, recipe: Recipe, nodes: int | None)
 
 
 def _changed_job(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJob:
-    """Return the job with the requested fabric, precision, task and options."""
+    """Return the job with --fabric, --precision, --task and --option applied."""
     from superpod.planner.hardware import precision
 
     if options.fabric is not None:
@@ -186,14 +189,17 @@ def _changed_job(options: PlanOptions, job: PlannedJob, facts: Hardware) -> Plan
     if options.precision is not None:
         job = job.replace(precision=precision(options.precision))
     if options.task is not None:
-        job = job.replace(task=_require_task(options.task))
+        if options.task not in TASKS:
+            hint = did_you_mean(options.task, list(TASKS))
+            raise UserError(f"--task must be one of {', '.join(TASKS)}, not {options.task!r}", hint)
+        job = job.replace(task=options.task)
     if options.option:
         job = job.replace(options=option_syntax.change_options(job.options, options.option))
     return job
 
 
 def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
-    """Return the job of a model with the layout given by `--layout`."""
+    """Return the job of a model with the layout `text` from --layout; None leaves it unchanged, "auto" searches."""
     from superpod.planner import plans
 
     if text == size_options.AUTO:
@@ -207,7 +213,7 @@ def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
 
 
 def _model_job(options: PlanOptions) -> PlannedJob:
-    """Return the job of a model with the layout given by `--layout`; without it, use data parallelism only."""
+    """Return the job of a model with the layout from --layout; the default is data parallelism only."""
     from superpod.collection.recipe_job import exchanges_heads
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
@@ -223,20 +229,20 @@ def _model_job(options: PlanOptions) -> PlannedJob:
 
 
 def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -> None:
-    """Print a note if --hardware calibrates only other GPUs, so that this one keeps the built-in calibration."""
+    """Print a note if --hardware calibrates only other GPU types, so that the job has the built-in calibration."""
     from superpod.planner.calibration import corrections
 
     gpu_name = job.node.gpu.name
     calibrated = [gpu.name for gpu in facts.gpus.values() if corrections.decode(gpu.calibrated_as)[1]]
     if options.hardware and calibrated and gpu_name not in calibrated:
         size_options.print_note(
-            f"{options.hardware} calibrates {', '.join(calibrated)}; {gpu_name} is planned with the built-in "
+            f"{options.hardware} calibrates only {', '.join(calibrated)}; {gpu_name} is planned with the built-in "
             "calibration"
         )
 
 
 def _model_shape(name: str) -> ModelShape:
-    """Return the shape of a model; if `name` is an alias, the shape has the alias as its name.
+    """Return the shape of a model. If `name` is an alias, the alias is the name of the returned shape.
 
     Raises:
         UserError: the model is unknown, or the planner does not support it.
@@ -257,26 +263,24 @@ def _model_shape(name: str) -> ModelShape:
 
 
 def _node_and_gpus(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
-    """Return the node type and the total number of GPUs for the job of a model."""
+    """Return the node type and the total number of GPUs of a model's job. Raises UserError if the options lack them."""
     name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     if gpu is None:
-        raise UserError(f"{name} is a model, so the GPU type is needed", "add --gpu h100 --gpus 64, for example")
+        raise UserError(f"{name} is a model, which needs a GPU type", "add --gpu h100 --gpus 64, for example")
     node = facts.node(gpu)
     if gpus is not None and nodes is not None and gpus != nodes * node.gpus:
-        raise UserError(
-            f"--gpus {gpus} conflicts with --nodes {nodes} ({node.gpus} GPUs per node)", "leave one of them out"
-        )
+        raise UserError(f"--gpus {gpus} conflicts with --nodes {nodes} ({node.gpus} GPUs)", "leave one of them out")
     if gpus is not None:
         return node, _require_positive("--gpus", gpus)
     if nodes is not None:
         return node, _require_positive("--nodes", nodes) * node.gpus
     raise UserError(
-        f"{name} is a model, so the number of GPUs is needed", f"add --gpus {8 * node.gpus} or --nodes 8, for example"
+        f"{name} is a model, which needs a number of GPUs", f"add --gpus {8 * node.gpus} or --nodes 8, for example"
     )
 
 
 def _global_batch(options: PlanOptions, seq: int) -> int:
-    """Return the global batch size in samples for the job of a model."""
+    """Return the global batch size of a model's job in samples. Raises UserError if --gbs and --batch-tokens differ."""
     tokens = size_options.parse_batch_tokens(options.batch_tokens)
     if tokens is None:
         return GBS if options.gbs is None else _require_positive("--gbs", options.gbs)
@@ -284,9 +288,7 @@ def _global_batch(options: PlanOptions, seq: int) -> int:
     if options.gbs is not None and options.gbs != gbs:
         raise UserError(f"--gbs {options.gbs} conflicts with --batch-tokens {tokens}", "leave one of them out")
     if gbs * seq != tokens:
-        size_options.print_note(
-            f"tokens per step: {gbs * seq:,} (gbs {gbs:,} x seq {seq:,}), the nearest to {tokens:,}"
-        )
+        size_options.print_note(f"tokens per step: {gbs * seq:,} (gbs {gbs:,} x seq {seq:,}), nearest to {tokens:,}")
     return gbs
 
 
@@ -297,13 +299,6 @@ def _require_positive(option: str, value: int) -> int:
             f"for example {option} {EXAMPLES[option]}",
         )
     return value
-
-
-def _require_task(task: str) -> str:
-    if task not in TASKS:
-        allowed = ", ".join(TASKS)
-        raise UserError(f"--task must be one of {allowed}, not {task!r}", did_you_mean(task, list(TASKS)))
-    return task
 
 
 def job_title(job: PlannedJob) -> str:

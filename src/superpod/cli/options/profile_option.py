@@ -1,10 +1,9 @@
-"""The options `--profile torch|nsys`, `--profile-steps` and `--profile-ranks`, checked before NeMo is imported."""
+"""The options `--profile`, `--profile-steps` and `--profile-ranks`, which are checked before NeMo is imported."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,24 +15,24 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
 
-STEPS, RANKS = "10-12", "0"
+DEFAULT_STEPS, DEFAULT_RANKS = "10-12", "0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """Profiling options of a command line; each field is an option."""
+    """Options for profiling a few steps of a run; each field is an option of a command."""
 
     profile: Annotated[
         str,
-        typer.Option("--profile", metavar="TOOL", help="Profiler for a few steps: torch or nsys (Nsight Systems)."),
+        typer.Option("--profile", metavar="TOOL", help="Profile a few steps with torch or nsys (Nsight Systems)."),
     ] = ""
-    profile_steps: Annotated[
-        str, typer.Option("--profile-steps", help="Steps to profile, counted from 1, such as 10-12.")
-    ] = STEPS
-    profile_ranks: Annotated[str, typer.Option("--profile-ranks", help="Ranks to profile, such as 0,8.")] = RANKS
+    profile_steps: Annotated[str, typer.Option("--profile-steps", help="Steps to profile, from 1.")] = DEFAULT_STEPS
+    profile_ranks: Annotated[str, typer.Option("--profile-ranks", help="Ranks to profile, such as 0,8.")] = (
+        DEFAULT_RANKS
+    )
 
     def profile_text(self) -> str:
-        """Return the value for `Request.profile`; "" if nothing is profiled.
+        """Return the value for `Request.profile`; "" without --profile.
 
         Raises:
             UserError: the profiler, steps or ranks are invalid, or steps or ranks are given without a profiler.
@@ -41,11 +40,11 @@ class ProfileOptions:
         from superpod.requests.profile_request import ProfileRequest
 
         for option, value, default in (
-            ("--profile-steps", self.profile_steps, STEPS),
-            ("--profile-ranks", self.profile_ranks, RANKS),
+            ("--profile-steps", self.profile_steps, DEFAULT_STEPS),
+            ("--profile-ranks", self.profile_ranks, DEFAULT_RANKS),
         ):
             if not self.profile and value != default:
-                raise UserError(f"{option} {value} needs --profile", "add --profile torch or --profile nsys")
+                raise UserError(f"{option} {value} requires --profile", "add --profile torch or --profile nsys")
         if not self.profile:
             return ""
         return str(ProfileRequest.from_options(self.profile, self.profile_steps, self.profile_ranks))
@@ -56,23 +55,18 @@ class ProfileOptions:
 
         text = self.profile_text()
         if self.profile == "nsys" and not may_have_gpu():
-            raise UserError(
-                "--profile nsys records GPU activity, but this machine has no GPU", "use --profile torch on CPUs"
-            )
+            raise UserError("--profile nsys needs a GPU, which this machine lacks", "use --profile torch on CPUs")
         if self.profile == "nsys" and not shutil.which("nsys", path=os.environ.get("PATH")):
             raise UserError("--profile nsys: nsys is not on PATH", "install Nsight Systems, or use --profile torch")
         return text
 
     def check_on_cluster(self, cluster: Cluster) -> str:
-        """Return `profile_text()` for a run on a cluster. Raises UserError for nsys on a cluster without GPUs."""
+        """Return `profile_text()` for a run on a cluster. Raises UserError for nsys if the cluster has no GPUs."""
         text = self.profile_text()
         if self.profile == "nsys" and cluster.declared_only:
-            raise UserError(
-                f"--profile nsys records GPU activity, but {cluster.name} has no GPUs", "use --profile torch on CPUs"
-            )
+            raise UserError(f"--profile nsys needs GPUs, which {cluster.name} lacks", "use --profile torch on CPUs")
         return text
 
 
-def with_profile(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `profiling` of a command by the options in `ProfileOptions`."""
-    return spread(ProfileOptions, "profiling")(command)
+with_profile = spread(ProfileOptions, "profiling")
+"""Decorator that replaces the parameter `profiling` of a command by the fields of `ProfileOptions`."""

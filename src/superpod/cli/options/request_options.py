@@ -17,34 +17,35 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", callback=spellings.normalize_name)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as trainer.max_steps=10.")]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        "--nodes",
-        help="Number of nodes; if the recipe has no layout for it, one is planned. Default: smallest declared.",
-    ),
-]
 Data = Annotated[Path | None, typer.Option(help="Data folder written by `recipes data`. Default: mock data.")]
+Resume = Annotated[str | None, typer.Option(help="Run folder to resume, or `last`.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that contains the run folders.")]
 Build = Annotated[
     bool,
-    typer.Option(
-        "--build/--no-build", help="If the recipe is changed, first build the models of three ranks (20 s, once)."
-    ),
+    typer.Option("--build/--no-build", help="First build the models of three ranks if the recipe is changed (20 s)."),
 ]
+TargetCluster = Annotated[
+    str,
+    typer.Option("--cluster", help="Cluster profile: a built-in one such as dgx_h100, or a TOML file."),
+]
+AttemptTime = Annotated[
+    str,
+    typer.Option("--time", help="Time limit per attempt in Slurm format, such as 04:00:00. Default: from the profile."),
+]
+SharedRuns = Annotated[str, typer.Option("--runs", help="Folder for run folders. Default: from the profile.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def resolve_run(text: str | None) -> str | None:
-    """Return the run folder that an argument names; `last` is the newest run in ./runs. See `resolve_run_in`."""
+    """Return the path of the run folder in an argument; `last` is the newest run in ./runs. None and "" are kept."""
     return resolve_run_in("runs", text) if text else text
 
 
 def resolve_run_in(runs: str, text: str) -> str:
-    """Return the run folder that an argument names (`run_list.resolve_run`); `last` is the newest run in `runs`.
+    """Return the path of the run folder in an argument; `last` is the newest run in `runs` (`run_list.resolve_run`).
 
-    Prints the folder if it differs from the argument. Commands with --runs call this function themselves, because the
-    callback of an argument does not see the other options.
+    The path is printed on stderr if it differs from the argument. Commands with --runs call this function themselves,
+    because the callback of an argument cannot read other options.
     """
     from superpod.reports.runs import run_list
 
@@ -55,32 +56,32 @@ def resolve_run_in(runs: str, text: str) -> str:
 
 
 def resolve_runs(texts: list[str] | None) -> list[str] | None:
-    """Apply `resolve_run` to each argument."""
+    """Return the run folder of each argument; see `resolve_run`."""
     return [str(resolve_run(text)) for text in texts] if texts else texts
 
 
 def resolve_folder(path: Path) -> Path:
-    """Apply `resolve_run` to a path that need not be a run folder."""
+    """Return the run folder of an argument (see `resolve_run`), or another path unchanged."""
     return Path(resolve_run(str(path)) or path)
 
 
-RUN = "Run folder, a recipe's folder (for its newest run), or `last`."
+RUN = "Run folder, folder of a recipe (for its newest run), or `last`."
 Run = Annotated[str, typer.Argument(help=RUN, callback=resolve_run)]
-Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster where the run is.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="Cluster profile of the run. Default: this machine.")]
 
 
 def make_request(
     name: str, overrides: Sequence[str] | None, data: Path | None, size: SizeOptions, *, to_run: bool = True
 ) -> Request:
-    """Return the request for a command line, checked as far as possible without NeMo; print its notes and warnings.
+    """Return the request for a command line after the checks that need no NeMo; print its notes and warnings.
 
     Args:
         name: name of the recipe.
         overrides: changes to the recipe.
-        data: data folder.
+        data: data folder; None = mock data.
         size: size options.
-        to_run: refuse a size or layout that cannot run, and let the planner choose what the command line does not set.
-            False for a recipe that is only shown, which may be illegal.
+        to_run: require a legal layout, and let the planner choose the sizes that the command line does not set. False
+            for a recipe that is only printed.
 
     Raises:
         UserError: `Request.check` fails, or the layout is illegal at the requested size.
@@ -93,13 +94,13 @@ def make_request(
     if to_run:  # otherwise the request keeps the origin of each value for `show --why`
         request.require_legal_layout()
         request = request.with_resolved_size()
-    for warning in (*options.warnings(request.overrides), *_missing_weights(request)):
+    for warning in (*options.warnings(request.overrides), *_warn_of_missing_weights(request)):
         print(f"warning: {warning}", file=sys.stderr)
     return request
 
 
-def _missing_weights(request: Request) -> list[str]:
-    """Return a warning if the pretrained weights of a fine-tuning recipe are missing and not replaced by others."""
+def _warn_of_missing_weights(request: Request) -> list[str]:
+    """Return a warning if the pretrained weights of a fine-tuning recipe are missing and no override replaces them."""
     from superpod.collection import registry
     from superpod.collection.facts import missing_weights
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: the fields of a dataclass become options of a command."""
+"""Shares options between commands: the fields of a dataclass become options of each command."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 NoForwardCheck = Annotated[
-    bool, typer.Option("--no-forward-check", help="Do not compare imports and exports with transformers.")
+    bool,
+    typer.Option("--no-forward-check", help="Do not compare the logits of imported and exported models."),
 ]
 
 
 def spread(
     options: type[Any], parameter: str, *without: str, name_first: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces the `parameter` of a command by the fields of the dataclass `options`.
+    """Return a decorator that replaces one parameter of a command by the fields of the dataclass `options`.
 
-    If the command declares a parameter with the name of a field, that parameter takes precedence: its value is passed
-    to the command, and the field keeps its default.
+    If the command itself has a parameter with the name of a field, that parameter takes precedence: its value is passed
+    to the command, and the field has its default.
 
     Args:
-        options: a dataclass whose fields are annotated with Typer options.
-        parameter: the parameter of the command that receives an instance of the dataclass.
+        options: dataclass whose fields are annotated with Typer options.
+        parameter: parameter of the command to replace; the command receives an instance of the dataclass for it.
         without: names of fields to leave out.
-        name_first: put the first field before the parameters of the command.
+        name_first: put the first field, the name of a model or recipe, before all other parameters.
     """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -54,10 +55,9 @@ def spread(
 
 
 def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
-    """Make Typer see `parameters` as the parameters of `command`, in this order.
+    """Set the parameters from which Typer builds a command, in the order of `--help`.
 
-    Typer builds a command from the signature of a function. It reads the parameters from `__signature__` and their
-    types from `__annotations__`.
+    Typer reads the parameters of a function from `__signature__`, and their types from `__annotations__`.
     """
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
@@ -65,6 +65,7 @@ def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Pa
 
 
 def _field_parameters(options: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return the fields of a dataclass as parameters with resolved annotations."""
     hints = get_type_hints(options, include_extras=True)
     signature_parameters = inspect.signature(options).parameters
     return {name: parameter.replace(annotation=hints[name]) for name, parameter in signature_parameters.items()}

@@ -1,11 +1,11 @@
-"""Options for the size, sequence length, batch size and layout of a run, for commands that build or plan recipes."""
+"""Options for the nodes, sequence length, batch size and layout of a recipe."""
 
 from __future__ import annotations
 
 import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,13 +21,19 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 AUTO = "auto"
-"""Value of `--layout` that selects the layout predicted to be fastest."""
+"""Value of `--layout` that selects the fastest layout according to the planner."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-"""Units of `--batch-tokens`, powers of two: 4M tokens are 1,024 samples of 4,096 tokens."""
+"""Units of `--batch-tokens`. They are powers of two: 4M tokens are 1,024 samples of 4,096 tokens."""
 
-Gpus = Annotated[
-    int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        help="Number of nodes; the planner chooses a layout if the recipe has none for it. Default: the recipe's "
+        "smallest.",
+    ),
 ]
+Gpus = Annotated[int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; may be part of a node.")]
 BatchTokens = Annotated[
     str | None,
     typer.Option("--batch-tokens", help="Global batch size in tokens, such as 4M (4 x 2^20) or 4000000."),
@@ -36,28 +42,20 @@ BatchTokens = Annotated[
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """Size options of a command line; each field is an option."""
+    """Options for the size, batch and layout of a run; each field is an option of a command."""
 
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            "--nodes",
-            help="Number of nodes; if the recipe has no layout for it, one is planned. Default: smallest declared.",
-        ),
-    ] = None
+    nodes: Nodes = None
     gpus: Gpus = None
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens.")] = None
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch size in samples.")] = None
     batch_tokens: BatchTokens = None
     layout: Annotated[
         str | None,
-        typer.Option(
-            "--layout", help="Parallel layout, such as tp=4,pp=2,sp; auto = the fastest according to the planner."
-        ),
+        typer.Option("--layout", help="Parallel layout, such as tp=4,pp=2,sp; auto selects the fastest one."),
     ] = None
 
     def given_options(self) -> dict[str, int | str]:
-        """Return the options that were given, such as {"--nodes": 4}, in the order of `--help`."""
+        """Return the options that are set, such as {"--nodes": 4}, in the order of `--help`."""
         given_values = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -66,10 +64,10 @@ class SizeOptions:
         return given_values
 
     def request(self, name: str, overrides: Sequence[str] | None = None, data: Path | None = None) -> Request:
-        """Return the request for a command line with these options. Check only the options themselves.
+        """Return the request for a recipe with these options, some overrides and a data folder (None = mock data).
 
         Raises:
-            UserError: a value cannot be parsed, or the layout conflicts with --gbs or an override.
+            UserError: an option cannot be parsed, or --layout conflicts with --gbs or an override.
         """
         from superpod.requests.request import Request
 
@@ -97,10 +95,10 @@ class SizeOptions:
 
 
 def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """Return the number of nodes and the GPUs per node for `--gpus`; see `sized.split_gpus`.
+    """Return the number of nodes and the GPUs per node (None = all) for --gpus; see `sized.split_gpus`.
 
     Raises:
-        UserError: `name` is a file, which sets its own number of GPUs.
+        UserError: `name` is not a recipe but, for example, a file, which sets its own number of GPUs.
     """
     from superpod.collection.registry import find, is_recipe
     from superpod.collection.sizes import sized
@@ -112,13 +110,12 @@ def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int |
     return sized.split_gpus(find(name), gpus, nodes)
 
 
-def with_size(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `size` of a command by the options in `SizeOptions`."""
-    return spread(SizeOptions, "size")(command)
+with_size = spread(SizeOptions, "size")
+"""Decorator that replaces the parameter `size` of a command by the fields of `SizeOptions`."""
 
 
 def parse_batch_tokens(text: str | None) -> int | None:
-    """Parse a number of tokens such as `4M`, `0.5M`, `4194304` or `4e6`.
+    """Return the number of tokens in a text such as `4M`, `0.5M`, `4194304` or `4e6`; None for None.
 
     Raises:
         UserError: the text is not a whole number from 1 to 2^48.
@@ -138,16 +135,16 @@ def parse_batch_tokens(text: str | None) -> int | None:
 
 
 def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[str] = ()) -> Layout:
-    """Return the layout of a recipe with the changes in `--layout`.
+    """Return the layout of a recipe with the values in --layout replaced.
 
     Args:
         name: name of the recipe.
-        nodes: number of nodes whose layout to change; if None or not declared, the smallest declared size is used.
-        text: value of `--layout`, such as `tp=4,pp=2,sp`.
+        nodes: number of nodes whose layout to change; None or an undeclared number selects the smallest declared one.
+        text: value of --layout, such as "tp=4,pp=2,sp".
         overrides: overrides on the same command line.
 
     Raises:
-        UserError: the recipe or a degree is unknown, or an override sets the same degree.
+        UserError: the recipe or a key of the layout is unknown, or an override sets the same key.
     """
     from superpod.collection.facts.override_fields import path_of
     from superpod.collection.registry import find
@@ -159,13 +156,13 @@ def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[
     paths |= {"trainer.strategy.sequence_parallel": "sp", "data.micro_batch_size": "mbs"}
     for override in overrides:
         if paths.get(path_of(override)) in given_degrees:
-            raise UserError(f"--layout {text} and {override} set the same degree", "leave one of them out")
+            raise UserError(f"--layout {text} and {override} set the same value", "leave one of them out")
     size = recipe.nodes[0] if nodes is None else nodes
     try:
         base = recipe.layouts.get(size, recipe.layout())
         layout, note = option_syntax.layout_for_model(base, text, recipe.shape.layers)
     except UserError as wrong:
-        hint = wrong.hint or f"for example tp=4,pp=2,sp, or {AUTO} for the fastest according to the planner"
+        hint = wrong.hint or f"for example tp=4,pp=2,sp, or {AUTO} for the fastest predicted layout"
         raise UserError(str(wrong), hint) from wrong
     if note:
         print_note(note)
@@ -173,12 +170,12 @@ def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """Print notes on stderr, each note only once per command."""
+    """Print notes on stderr, each only once per process."""
     for note in notes:
         print_note(note)
 
 
 @functools.cache
 def print_note(note: str) -> None:
-    """Print a note on stderr; the cache suppresses repetitions."""
+    """Print a note on stderr, unless the same note was printed before (the cache skips it)."""
     print(f"note: {note}", file=sys.stderr)

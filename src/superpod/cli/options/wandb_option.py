@@ -1,4 +1,4 @@
-"""The option `--wandb PROJECT`, converted to an override and checked before NeMo is imported. Reads no API key."""
+"""The option `--wandb PROJECT`: converts it to an override, and checks that wandb will find an API key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wandb = Annotated[
     typer.Option(
         "--wandb",
         metavar="PROJECT",
-        help="Also log to this Weights & Biases project. Set WANDB_API_KEY, or log in once.",
+        help="Log to this Weights & Biases project. Requires WANDB_API_KEY or an earlier `wandb login`.",
     ),
 ]
 
@@ -27,22 +27,22 @@ FORBIDDEN_CHARACTERS = "/\\#?%:"
 MAX_NAME_LENGTH = 128
 OFFLINE_MODES = ("offline", "dryrun", "disabled")
 """Values of WANDB_MODE that need no API key."""
-PATH = "log.wandb"
+OVERRIDE_PATH = "log.wandb"
 
 
 def with_wandb(
-    overrides: Sequence[str] | None, project: str, environ: Mapping[str, str] = os.environ, *, elsewhere: bool = False
+    overrides: Sequence[str] | None, project: str, environ: Mapping[str, str] = os.environ, *, is_remote: bool = False
 ) -> list[str]:
-    """Return the overrides with the W&B project added.
+    """Return the overrides of a recipe with the W&B project added.
 
     Args:
         overrides: overrides of the recipe.
         project: name of the W&B project; "" adds nothing.
-        environ: environment variables of this shell.
-        elsewhere: the run is behind SSH and has a different environment, so do not look for an API key here.
+        environ: environment variables in which to look for an API key.
+        is_remote: the run is on a cluster behind SSH, whose environment is unknown; skip the check of the API key.
 
     Raises:
-        UserError: the name is invalid, an override names another project, or wandb has no API key.
+        UserError: the name is invalid, an override sets another project, or wandb has no API key.
     """
     overrides = list(overrides or [])
     if not project:
@@ -56,21 +56,21 @@ def with_wandb(
             f"--wandb {project!r} is not a valid W&B project name",
             f"use at most {MAX_NAME_LENGTH} characters, without spaces and {' '.join(FORBIDDEN_CHARACTERS)}",
         )
-    project_overrides = [text for text in overrides if text.partition("=")[0].strip() == PATH]
-    if any(text != f"{PATH}={project}" for text in project_overrides):
+    project_overrides = [text for text in overrides if text.partition("=")[0].strip() == OVERRIDE_PATH]
+    if any(text != f"{OVERRIDE_PATH}={project}" for text in project_overrides):
         raise UserError(f"--wandb {project} conflicts with {project_overrides[0]}", "leave one of them out")
-    if not elsewhere and not has_key(environ):
+    if not is_remote and not _has_api_key(environ):
         raise UserError(
-            "--wandb: wandb has no API key here, and the ranks cannot prompt for one",
+            "--wandb needs an API key of wandb, for which the ranks cannot prompt",
             "export WANDB_API_KEY=..., or run `wandb login` once; WANDB_MODE=offline needs no key",
         )
     if project_overrides:
         return overrides
-    return [*overrides, f"{PATH}={project}"]
+    return [*overrides, f"{OVERRIDE_PATH}={project}"]
 
 
-def has_key(environ: Mapping[str, str]) -> bool:
-    """Return whether wandb needs no API key, or will find one in the environment or the netrc entry of its server."""
+def _has_api_key(environ: Mapping[str, str]) -> bool:
+    """Return whether wandb finds an API key in the environment or in .netrc, or needs none because of WANDB_MODE."""
     if environ.get("WANDB_MODE", "") in OFFLINE_MODES or environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from superpod.planner.calibration.calibrate import Calibration, MeasuredRun
 
 MAX_NAMED = 5
-"""Maximum number of rejected or implausible rows to list by name."""
+"""Maximum number of skipped or implausible rows to list by name."""
 MIN_RUNS = 3
-"""Number of runs per GPU type that cross-validation needs."""
+"""Minimum number of runs per GPU type for cross-validation."""
 IMPLAUSIBLE_RATIO = 10
-"""Ratio between measured and planned step time above which a row is probably wrong."""
+"""Factor between measured and planned step time above which a row is probably wrong."""
 
 
 def calibrate(
@@ -31,25 +31,25 @@ def calibrate(
         Path | None,
         typer.Option(
             "--from",
-            help="CSV file with the columns that `recipes predict` reads, and step_time_s or tokens_per_s_per_gpu.",
+            help="CSV file with the columns of `recipes predict`, and step_time_s or tokens_per_s_per_gpu.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="TOML file to write, for --hardware. Default: only print the result.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="TOML file to write, for use with --hardware.")] = None,
 ) -> None:
-    """Fit the planner to your own machines, based on three or more measured runs. Requires no GPU.
+    """Fit the planner to three or more runs measured on your own machines. Requires no GPU.
 
     Estimates network bandwidth and latency, the overlap of communication, and kernel and launch times, and reports the
-    cross-validated prediction error. Pass the resulting file to plan, check, predict and submit as --hardware FILE.
+    cross-validated prediction error. Pass the resulting file to plan, check, predict or submit with --hardware FILE.
     """
     from superpod.planner.calibration import calibrate as calibrating
     from superpod.planner.calibration import calibration_file
+    from superpod.reports import measured_runs
+    from superpod.runtime.runs.run_folder import RunFolder
 
     _check_output(out)
-    measurements = [*_read_runs(run or []), *_read_rows(rows)]
+    measurements = [measured_runs.measure_run(RunFolder.open(folder)) for folder in run or []] + _read_rows(rows)
     if not measurements:
-        raise UserError("no measured runs were given", "pass run folders, or a table: --from runs.csv")
+        raise UserError("calibrate needs measured runs", "pass run folders, or a table: --from runs.csv")
     by_gpu: dict[str, list[MeasuredRun]] = defaultdict(list)
     for one in measurements:
         by_gpu[one.job.node.gpu.name].append(one)
@@ -60,20 +60,17 @@ def calibrate(
         for line in [*others, *_warnings(calibration), *_single_job_warning(runs)]:
             print(f"  {line}")
     if out is not None:
-        source = f"{len(measurements)} runs in {_sources(run or [], rows)}"
+        source = f"{len(measurements)} runs in {_describe_sources(run or [], rows)}"
         output_file.write(out, calibration_file.format_toml(calibrations, source), "--out")
-        print(f"wrote {out}: recipes plan ... --hardware {shlex.quote(str(out))}")
-
-
-def _read_runs(folders: list[str]) -> list[MeasuredRun]:
-    from superpod.reports import measured_runs
-    from superpod.runtime.runs.run_folder import RunFolder
-
-    return [measured_runs.measure_run(RunFolder.open(folder)) for folder in folders]
+        print(f"wrote {out}\n  next: recipes plan ... --hardware {shlex.quote(str(out))}")
 
 
 def _read_rows(path: Path | None) -> list[MeasuredRun]:
-    """Return the usable rows of a table; print why others are skipped. Raises UserError if no row is usable."""
+    """Return the runs in the valid rows of a CSV file; print why other rows are skipped.
+
+    Raises:
+        UserError: no row is valid.
+    """
     from superpod.collection.facts import names
     from superpod.planner.tables import measured
     from superpod.reports.measured_runs import explain_impossible
@@ -106,7 +103,7 @@ def _read_rows(path: Path | None) -> list[MeasuredRun]:
 
 
 def _memory_warning(runs: list[MeasuredRun]) -> str:
-    """Return a warning about rows that ran although the planner predicts that they run out of memory, or ""."""
+    """Return a warning about measured runs for which the planner predicts out of memory; "" if there are none."""
     from superpod.planner import predict
 
     predictions = predict.many([run.job for run in runs])
@@ -117,13 +114,13 @@ def _memory_warning(runs: list[MeasuredRun]) -> str:
     if len(names) > MAX_NAMED:
         listed_names.append(f"{len(names) - MAX_NAMED:,} more")
     return (
-        f"warning: {counted(len(names), 'row')} ran, but the planner predicts out of memory: "
-        f"{', '.join(listed_names)}; add the columns recompute and allocated_gib_max, or check the layout"
+        f"warning: the planner predicts out of memory for {counted(len(names), 'measured run')}: "
+        f"{', '.join(listed_names)}\n  next: add the columns recompute and allocated_gib_max, or check the layout"
     )
 
 
 def _warnings(calibration: Calibration) -> list[str]:
-    """Return warnings about implausible step times and too few runs."""
+    """Return warnings about step times far from the plan, and about too few runs for cross-validation."""
     count = len(calibration.names)
     ratios = calibration.measured / calibration.default_times
     implausible = [
@@ -132,24 +129,23 @@ def _warnings(calibration: Calibration) -> list[str]:
         if not 1 / IMPLAUSIBLE_RATIO < ratio < IMPLAUSIBLE_RATIO
     ]
     lines = [
-        f"warning: {name} took {ratio:.3g} times its planned step time; check the number of GPUs, batch size, "
+        f"warning: {name} took {ratio:.3g} times its planned step time; check its number of GPUs, batch size, "
         "sequence length and units"
         for name, ratio in implausible[:MAX_NAMED]
     ]
     if len(implausible) > MAX_NAMED:
         more_runs = counted(len(implausible) - MAX_NAMED, "more run")
-        lines.append(f"warning: the step times of {more_runs} are similarly implausible")
+        lines.append(f"warning: the step times of {more_runs} differ as much from the plan")
     if count < MIN_RUNS:
-        method = "no run was held out" if count == 1 else "each was predicted only from the other"
         lines.append(
-            f"warning: {counted(count, 'run')}, {method}: neither the prediction error nor the share of computation, "
-            f"network and launches can be estimated; use {MIN_RUNS} or more runs with different layouts"
+            f"warning: {counted(count, 'run')} cannot determine the prediction error, or the shares of computation, "
+            f"network and launches; use {MIN_RUNS} or more runs with different layouts"
         )
     return lines
 
 
 def _single_job_warning(runs: list[MeasuredRun]) -> list[str]:
-    """Return a warning if all runs have the same job: they predict each other, however poor the fit."""
+    """Return a warning if all runs are of the same job, for which cross-validation is meaningless; otherwise []."""
     if len(runs) < 2 or any(run.job != runs[0].job for run in runs):
         return []
     return [
@@ -159,7 +155,8 @@ def _single_job_warning(runs: list[MeasuredRun]) -> list[str]:
     ]
 
 
-def _sources(folders: list[str], rows: Path | None) -> str:
+def _describe_sources(folders: list[str], rows: Path | None) -> str:
+    """Return the names of the first three run folders and the path of the CSV file, for the calibration file."""
     names = [Path(folder).name for folder in folders[:3]]
     if len(folders) > 3:
         names.append("...")
@@ -169,7 +166,7 @@ def _sources(folders: list[str], rows: Path | None) -> str:
 
 
 def _check_output(out: Path | None) -> None:
-    """Refuse to overwrite a file that is not a calibration file. Raises UserError."""
+    """Raise UserError if `out` exists and is not a calibration file, or cannot be written."""
     from superpod.planner.calibration import calibration_file
 
     first_line = calibration_file.format_toml([], "").partition("\n")[0].encode()

@@ -1,14 +1,14 @@
-"""`recipes check`: check that a run is legal and fits in memory and, for a changed recipe, that it can be built."""
+"""`recipes check`: check that a layout is legal and fits in memory; with overrides, also build the model with NeMo."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.options import hardware_option, size_options
 from superpod.cli.options.plan_options import PlanOptions, job_title, with_plan_options
 from superpod.cli.options.request_options import AsJson, Overrides
@@ -24,16 +24,16 @@ Build = Annotated[
     bool,
     typer.Option(
         "--build/--no-build",
-        help="Also build the models of three ranks, if NAME is a changed recipe, a file or nemo:NAME.",
+        help="Build the models of three ranks if there are overrides, or NAME is a file or nemo:NAME.",
     ),
 ]
 
 
 @with_plan_options("fabric")
 def check(options: PlanOptions, overrides: Overrides = None, build: Build = True, as_json: AsJson = False) -> None:
-    """Check that a run is legal and fits in memory; exit 2 with every reason if not.
+    """Check that a layout is legal and fits in memory; otherwise print all reasons and exit 2.
 
-    NAME is a recipe or a model, whose layout and memory are checked within a second. A recipe with changes
+    The layout and memory of a recipe or a model are checked within a second. A recipe with overrides
     (trainer.max_steps=10, with=fsdp), a Python file with recipe() from `recipes export`, or one of NeMo's own recipes
     (nemo:llama3_70b, nemo:llama3_70b/finetune) is also built with NeMo (20 s).
     """
@@ -41,9 +41,9 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
         hardware_option.use_hardware(options.hardware)
     needs_build = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
     report = _check_by_build(options, overrides or [], build) if needs_build else _check_by_plan(options)
-    with contextlib.suppress(BrokenPipeError):  # the exit code reports the result of the check
+    with contextlib.suppress(BrokenPipeError):  # keep the exit code of the check
         if as_json:
-            print(json.dumps(_facts(report, with_build=needs_build), indent=1))
+            tables.print_json(_facts(report, with_build=needs_build))
         else:
             _print_result(report)
             _print_suggestions(report, options, overrides or [], with_build=needs_build)
@@ -52,6 +52,7 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
 
 
 def _print_suggestions(report: CheckReport, options: PlanOptions, overrides: list[str], *, with_build: bool) -> None:
+    """Print a command for a better layout, and notes on a Hugging Face config.json."""
     if options.is_recipe:
         _suggest_better_layout(options, overrides)
     elif not with_build and (options.layout is None or report.verdict != "ok"):
@@ -61,24 +62,24 @@ def _print_suggestions(report: CheckReport, options: PlanOptions, overrides: lis
 
 
 def _suggest_plan(options: PlanOptions) -> None:
-    """Print the command that finds a layout or a precision with which a model can run, if one may exist."""
+    """Print a `recipes plan` command that searches for a layout or a precision with which a model can run."""
     from superpod.planner import legality
 
     violation = legality.layout_independent_violation(options.job())
     if violation is None:
         if not options.layout:
             print(
-                f"note: {options.name} is a model, not a recipe, and --layout was not given, so only data parallelism "
-                "was checked"
+                f"note: only data parallelism was checked, because {options.name} is a model without a layout of its "
+                "own; --layout specifies one"
             )
-        print(f"next: `{options.command('plan', without=('layout',))}` ranks all layouts that are legal and fit")
+        print(f"next: `{options.command('plan', without=('layout',))}` ranks all legal layouts that fit in memory")
     elif violation.rule != "attention_backend" and options.precision is not None:
         command = options.command("plan", without=("layout", "precision"))
-        print(f"next: no layout solves this; `{command} --precision auto` plans the precisions that can run")
+        print(f"next: no layout satisfies this rule; `{command} --precision auto` plans other precisions")
 
 
 def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
-    """Print the best layout if it is faster than the recipe's own, scaled to a different sequence or batch size."""
+    """Print the best layout if the recipe's own, scaled to a different sequence or batch size, is slower."""
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
 
@@ -92,12 +93,12 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
     better_text = better_layout.describe_better_layout(recipe)
     if better_text:
         command = options.command("check", without=("layout",), overrides=overrides)
-        users = "submit" if options.hardware else "run and submit"  # run has no --hardware
-        print(f"next: a better layout is {better_text}\n  {command} --layout auto selects it, also in {users}")
+        commands = "submit" if options.hardware else "run and submit"  # run has no --hardware
+        print(f"next: a better layout is {better_text}\n  `{command} --layout auto` selects it, also in {commands}")
 
 
 def _check_by_plan(options: PlanOptions) -> CheckReport:
-    """Check a recipe or a model with the planner only."""
+    """Check the layout and the memory of a recipe or a model with the planner, without NeMo."""
     from superpod.planner import legality, predict, suggestions
     from superpod.rehearsal.configuration_check import CheckReport, known_problems
 
@@ -124,17 +125,17 @@ def _check_by_plan(options: PlanOptions) -> CheckReport:
 
 
 BUILD_OPTIONS = ("name", "nodes", "gpus", "gpu", "seq", "gbs", "batch_tokens", "layout", "hardware")
-"""Fields of `PlanOptions` that also apply to a run that is built; the others must be given as overrides."""
+"""Fields of `PlanOptions` that are accepted when the recipe is built; the others must be given as overrides."""
 ALTERNATIVES = {
     "precision": "use a recipe of that precision, see `recipes list`",
     "task": "use a recipe for that task, see `recipes list`",
     "option": "use with=OPTION",
 }
-"""What to use instead of an option that applies only to plans."""
+"""Next steps for options that are not accepted when the recipe is built."""
 
 
 def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> CheckReport:
-    """Check a run by building it with NeMo, in a separate process."""
+    """Check a recipe by building its configuration, and with `build` its models, with NeMo in a separate process."""
     from superpod.collection import installed
     from superpod.launch.display.progress_bar import spinner, stderr_console
     from superpod.rehearsal import configuration_check
@@ -150,12 +151,13 @@ def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> 
 
 
 def _request(options: PlanOptions, overrides: list[str]) -> Request:
+    """Return the request for a recipe to build. Raises UserError for options that apply only to plans."""
     from superpod.planner import hardware
 
     for field in fields(options):
         if field.name not in BUILD_OPTIONS and getattr(options, field.name) is not None:
             raise UserError(
-                f"--{field.name} applies only to plans, but this check builds the recipe",
+                f"--{field.name} cannot be combined with overrides or a file, because the recipe is built",
                 ALTERNATIVES.get(field.name, "leave it out"),
             )
     if options.gpu is not None:
@@ -164,16 +166,14 @@ def _request(options: PlanOptions, overrides: list[str]) -> Request:
         _refuse_devices(options, overrides)
         return replace(options.size().request(options.name, overrides), gpu=options.gpu or "")
     if options.gpus is not None or options.layout is not None:
-        which = "--gpus" if options.gpus is not None else "--layout"
-        raise UserError(
-            f"{which} applies only to recipes and models; {options.name} sets its own", "use trainer.* overrides"
-        )
+        option = "--gpus" if options.gpus is not None else "--layout"
+        raise UserError(f"{option} cannot be used, because {options.name} sets its own", "use trainer.* overrides")
     size = SizeOptions(options.nodes, options.gpus, options.seq, options.gbs, options.batch_tokens)
     return replace(size.request(options.name, overrides), gpu=options.gpu or "")
 
 
 def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
-    """Refuse --gpus together with an override of the GPUs per node: both set the number of GPUs."""
+    """Raise UserError if --gpus and an override of trainer.devices are combined."""
     devices = next((text for text in overrides if text.startswith("trainer.devices=")), None)
     if options.gpus is not None and devices is not None:
         raise UserError(
@@ -183,24 +183,14 @@ def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
 
 
 def _facts(report: CheckReport, *, with_build: bool) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "verdict": report.verdict,
-        "tight": report.tight,
-        "broken": [violation._asdict() for violation in report.broken],
-        "warnings": [warning._asdict() for warning in report.warnings],
-        "short": report.short,
-        "reserved_gib": report.reserved_gib,
-        "usable_gib": report.usable_gib,
-        "step_time_s": report.step_time_s,
-        "step_time_low_s": report.step_time_low_s,
-        "step_time_high_s": report.step_time_high_s,
-        "extrapolation": report.extrapolation,
-    }
+    """Return the object that --json prints."""
+    names = ["verdict", "tight", "broken", "warnings", "short", "reserved_gib", "usable_gib", "step_time_s"]
+    names += ["step_time_low_s", "step_time_high_s", "extrapolation"]
     if with_build:
-        report_fields = asdict(report)
-        names = ("title", "unplanned", "built", "layers", "build_error", "not_built")
-        facts |= {name: report_fields[name] for name in names}
-        facts["passed"] = report.passed
+        names += ["title", "unplanned", "built", "layers", "build_error", "not_built", "passed"]
+    facts = {name: getattr(report, name) for name in names}
+    for name in ("broken", "warnings"):
+        facts[name] = [violation._asdict() for violation in facts[name]]
     return facts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
 MAX_TOKENS = 1e18
-"""Far more text than exists; a larger budget is a typo."""
+"""Maximum token budget. It exceeds all existing text, so a larger value is a typing error."""
 MAX_CURRENCY_LENGTH = 12
 NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
 
@@ -32,24 +31,25 @@ NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.ASC
 @with_plan_options("task", "option", "fabric")
 def cost(
     tokens: Annotated[str, typer.Option("--tokens", help="Number of training tokens, such as 15T, 300B or 2e12.")],
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="GPU type, such as h100, or several to compare: h100,h200,b200.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, or several to compare: h100,h200,b200.")] = None,
     price: Annotated[
-        str | None, typer.Option("--price", help="Price per GPU-hour, such as 2.5, or one per GPU type: h100=2,b200=4.")
+        str | None, typer.Option("--price", help="Price per GPU-hour, such as 2.5, or per GPU type: h100=2,b200=4.")
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Currency of --price; only printed.")] = "",
+    currency: Annotated[str, typer.Option("--currency", help="Currency of --price, such as EUR; a label only.")] = "",
     pue: Annotated[
         float,
-        typer.Option("--pue", help="Power usage effectiveness: power of the facility divided by that of the nodes."),
+        typer.Option("--pue", help="Power usage effectiveness: power of the data center divided by that of the nodes."),
     ] = 1.0,
-    goodput: Annotated[float, typer.Option("--goodput", help="Productive fraction of the wall-clock time.")] = 1.0,
+    goodput: Annotated[float, typer.Option("--goodput", help="Fraction of wall-clock time in productive steps.")] = 1.0,
     *,
     options: PlanOptions,
     as_json: AsJson = False,
     html: page_options.Html = None,
 ) -> None:
-    """Estimate the days, GPU-hours, energy and cost for a token budget; without --layout, use a model's best layout."""
+    """Estimate the days, GPU-hours, energy and cost of training on a number of tokens.
+
+    The layout is that of the recipe or of --layout; for a model without --layout, the best one is used.
+    """
     page_options.check(html)
     gpu_types: list[str | None] = [None]
     if gpu:
@@ -71,7 +71,7 @@ def cost(
         _write_page(html, estimates, assumptions, currency)
     if as_json:
         facts = [estimate.as_json() for estimate in estimates]
-        print(json.dumps(facts if len(facts) > 1 else facts[0], indent=1))
+        tables.print_json(facts if len(facts) > 1 else facts[0])
     else:
         _print_table(estimates, currency)
         tables.print_wrapped(f"- {assumptions}")
@@ -81,7 +81,7 @@ def cost(
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated cost of the token budget on one GPU type."""
+    """Estimated cost of training on the given number of tokens with one GPU type."""
 
     job: PlannedJob
     prediction: Prediction
@@ -89,12 +89,12 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits in memory, tightly or with room to spare."""
+        """Whether the run fits in memory; True also if it is tight."""
         return self.prediction.fit != "does not fit"
 
     @property
     def days_interval(self) -> tuple[float, float]:
-        """The 80 % interval of the days, which are proportional to the step time."""
+        """Lower and upper bound of the days, from the 80 % interval of the predicted step time."""
         p = self.prediction
         days_per_second = self.total.days / (p.step_time_s or 1.0)
         return days_per_second * (p.step_time_low_s or 0.0), days_per_second * (p.step_time_high_s or 0.0)
@@ -115,6 +115,7 @@ class Estimate:
 
 
 def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: float, goodput: float) -> Estimate:
+    """Return the estimate for one GPU type. Raises UserError if the layout is illegal or none fits."""
     from superpod.planner import cost as costs
     from superpod.planner import legality, plans, predict
 
@@ -124,7 +125,7 @@ def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: 
         job = plans.best(job, auto=is_auto)
     elif is_auto:
         raise UserError(
-            "--precision auto applies only to a model without --layout; recipes and layouts have a fixed precision",
+            "--precision auto requires a model without --layout; recipes and layouts have a fixed precision",
             "select one precision, such as --precision bf16",
         )
     legality.require(job)
@@ -152,7 +153,7 @@ def _print_table(estimates: list[Estimate], currency: str) -> None:
 
 
 def _table(estimates: list[Estimate], currency: str) -> tuple[list[str], list[list[str]]]:
-    """Return the column titles and one row per GPU type."""
+    """Return the column titles and one row of cells per GPU type."""
     from superpod.planner import explain, intervals
 
     has_prices = any(one.total.money is not None for one in estimates)
@@ -202,7 +203,7 @@ def _write_page(path: Path, estimates: list[Estimate], assumptions: str, currenc
 
 
 def _assumptions(job: PlannedJob, tokens: float, pue: float, goodput: float, currency: str | None) -> str:
-    """Describe the assumptions of the estimate in one line; `currency` None = no price is given."""
+    """Describe the assumptions of the estimate in one line. `currency` is None without --price, "" if not named."""
     text = (
         f"{job.model.name}, {tables.format_count(tokens)} tokens at seq {job.seq:,} and gbs {job.layout.gbs:,}; "
         f"{goodput:.0%} of the wall-clock time is productive (--goodput); energy at full node power x {pue:g} (--pue)"
@@ -213,9 +214,12 @@ def _assumptions(job: PlannedJob, tokens: float, pue: float, goodput: float, cur
 
 
 def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: PlanOptions) -> dict[str | None, float]:
-    """Parse `2.5`, a price for all GPU types, or `h100=2,b200=4`.
+    """Return the price per GPU-hour of each GPU type, from `2.5` (for all types) or `h100=2,b200=4`.
 
     Without --gpu, the only GPU type is None, and a price may name the GPU type of the recipe.
+
+    Raises:
+        UserError: a price is not a number, or names a GPU type that is not estimated or has two prices.
     """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     recipe_gpu = None
@@ -235,14 +239,13 @@ def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: Pl
             raise UserError(f"--price names {name!r}, but {reason}", did_you_mean(name, [*kinds_by_name]))
         priced_types = [kinds_by_name[name.lower()]] if equals else [*gpu_types]
         if prices.keys() & priced_types:
-            raise UserError(
-                f"--price {text!r} sets two prices for one GPU type", "set one price per GPU type: h100=2,b200=4"
-            )
+            raise UserError(f"--price {text!r} sets two prices for one GPU type", "set one per GPU type: h100=2,b200=4")
         prices |= dict.fromkeys(priced_types, float(number))
     return prices
 
 
 def _parse_tokens(text: str) -> float:
+    """Return the number of tokens in a text such as 15T, 300B or 2e12. Raises UserError if it is not a number."""
     match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([MBT]?)", text.strip(), re.IGNORECASE)
     try:
         count = float(match[1]) * UNITS[match[2].upper()]  # type: ignore[index]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from superpod.cli.options import page_options
 from superpod.cli.options.plan_options import PlanOptions, job_title, with_plan_options
-
-if TYPE_CHECKING:
-    from superpod.planner.planned_job import PlannedJob
-    from superpod.planner.predict import Prediction
 
 
 @with_plan_options("fabric")
 def explain(options: PlanOptions, html: page_options.Html = None, trace: page_options.Trace = None) -> None:
-    """Show how the time of a step is spent, what limits the speed of a layout, and what to try next."""
+    """Show a breakdown of the step time of a layout, its bottleneck, and faster alternatives."""
     from superpod.planner import explain as explanations
     from superpod.planner import legality, predict, suggestions
 
@@ -26,7 +20,9 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
     shortage = ""
     if prediction.fit != "fits":
         shortage = f"{prediction.fit}: {suggestions.describe_shortage(job, prediction)}"
-    bounds, better = _explain_bounds(job, prediction), suggestions.faster_changes(job, prediction)
+    pipeline = [explanations.pipeline(job)] if job.layout.pp > 1 else []
+    bounds = [explanations.bound(prediction), *pipeline, *explanations.pipeline_layout_lines(job)]
+    better = suggestions.faster_changes(job, prediction)
     if html is not None:
         from superpod.pages import plan_page
 
@@ -51,13 +47,3 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
         print(prediction.extrapolation)
     for line in better:
         print(f"next: {line}")
-
-
-def _explain_bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
-    """Explain the bottleneck and the pipeline's efficiency."""
-    from superpod.planner import explain as explanations
-
-    lines = [explanations.bound(prediction)]
-    if job.layout.pp > 1:
-        lines.append(explanations.pipeline(job))
-    return lines + explanations.pipeline_layout_lines(job)

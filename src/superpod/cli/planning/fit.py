@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,11 +26,9 @@ def fit(
         list[str] | None,
         typer.Argument(help="Show only models whose names contain all WORDS.", callback=spellings.normalize_words),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="GPU type, such as h100. Default: as on this machine.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs. Default: as on this machine.")] = None,
-    task: Annotated[Task | None, typer.Option("--task", help="Show only this task.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100. Default: this machine's.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs. Default: those of this machine.")] = None,
+    task: Annotated[Task | None, typer.Option("--task", help="Show only this training task.")] = None,
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")] = 4096,
     gbs: Annotated[int, typer.Option("--gbs", help="Global batch size in samples.")] = 128,
     precision: Annotated[
@@ -63,7 +60,12 @@ def fit(
         rows.append((next(iter(jobs.values())).model, fits))
     rows.sort(key=lambda row: -row[0].total_parameters())
     if as_json:
-        print(json.dumps([{"model": m.name, "gpu": gpu, "gpus": count} | _facts(fits) for m, fits in rows], indent=1))
+        tables.print_json(
+            [
+                {"model": model.name, "gpu": gpu, "gpus": count} | {one: asdict(fit) for one, fit in fits.items()}
+                for model, fits in rows
+            ]
+        )
         return
     tables.print_wrapped(f"{count:,} x {gpu}, seq {seq:,}, gbs {gbs:,}, {precision}: tokens/s/GPU of the best layout")
     tables.print_folded_table(
@@ -73,16 +75,11 @@ def fit(
             for m, fits in rows
         ],
     )
-    tables.print_wrapped(
-        "all models have the same batch size and sequence length; `recipes plan MODEL` shows the layouts"
-    )
-
-
-def _facts(fits: dict[str, Fit]) -> dict[str, object]:
-    return {task: asdict(fit) for task, fit in fits.items()}
+    tables.print_wrapped("the batch size and sequence length are the same; `recipes plan MODEL` shows the layouts")
 
 
 def _cell(fit: Fit, with_precision: bool) -> str:
+    """Return tokens/s/GPU, the missing memory, or "-" if no layout is legal."""
     if fit.layout is None:
         return "-" if fit.refused else f"{fit.short_gib:,.0f} GiB short"
     rate = f"{fit.tokens_per_s_per_gpu:,.0f}"
@@ -92,9 +89,11 @@ def _cell(fit: Fit, with_precision: bool) -> str:
 
 
 def detect_gpus(gpus: int | None = None, hint: str = "add --gpu h100 --gpus 8, for example") -> tuple[str, int]:
-    """Return the type and the number of GPUs on this machine, according to nvidia-smi.
+    """Return the type and the number of GPUs of this machine, according to nvidia-smi.
 
-    `hint` is the next step if there is none.
+    Args:
+        gpus: number of GPUs to return instead; None = all GPUs of this machine.
+        hint: next step in the error message if there is no GPU.
 
     Raises:
         UserError: the machine has no GPU, or the planner has no data for it.

@@ -1,4 +1,4 @@
-"""Notes in `plan` and `check` on a model read from a Hugging Face config.json: whether NeMo can train it."""
+"""Notes of `plan` and `check` on whether NeMo can train a model that is described by a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superpod.errors import UserError
 
 
 def training_notes(name: str) -> list[str]:
-    """Return notes on whether NeMo has an equivalent model class; [] if `name` is not a config.json or its folder."""
+    """Return notes on NeMo's equivalent of a Hugging Face model; [] if `name` is not a config.json or its folder."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix != ".json" or not path.is_file():
         return []
@@ -20,7 +20,7 @@ def training_notes(name: str) -> list[str]:
     try:
         nemo_class = find_nemo_class(json.loads(path.read_bytes()), path.name)
     except UserError as refused:
-        return [f"planned from the sizes in config.json; the weights cannot be imported for training: {refused}"]
+        return [f"the plan is valid, but the weights cannot be imported for training: {refused}"]
     folder = shlex.quote(str(path.parent))
     return [
         *custom_code.note(path.parent),

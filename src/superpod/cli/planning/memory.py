@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from string import ascii_letters
 from typing import TYPE_CHECKING
 
+from superpod.cli import tables
 from superpod.cli.options import page_options
 from superpod.cli.options.plan_options import PlanOptions, job_title, with_plan_options
 from superpod.cli.options.request_options import AsJson
@@ -35,15 +35,15 @@ def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Htm
     limit, reserved = model.limit(job), model.reserved(job, columns.from_job(job))
     if as_json:
         reserved_bytes = [round(float(r)) for r in reserved]
-        print(json.dumps({"usable_bytes": round(limit), "stages": stages, "reserved_bytes": reserved_bytes}, indent=1))
+        tables.print_json({"usable_bytes": round(limit), "stages": stages, "reserved_bytes": reserved_bytes})
         return
     _print_bars(job, stages, limit, [float(r) for r in reserved])
 
 
-def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved_gib: list[float]) -> None:
+def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[float]) -> None:
+    """Print a bar per stage of `plans.stages`. `limit` is the usable memory in bytes, `reserved` that of each rank."""
     from rich.text import Text
 
-    from superpod.cli import tables
     from superpod.planner.hardware import GIB
 
     console = tables.console()
@@ -52,19 +52,19 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved_gib:
     categories = sorted((key for key in peaks if peaks[key] > 0), key=lambda key: -peaks[key])
     letters = _category_letters(categories)
     color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(categories)}
-    widest = max(limit, *reserved_gib)
+    widest = max(limit, *reserved)
     for stage in stages:
-        bar, used = Text(f"rank {stage['rank']:>3} "), 0.0
+        bar, used, reserved_on_rank = Text(f"rank {stage['rank']:>3} "), 0.0, reserved[stage["rank"]]
         for key in categories:
             start = round(used / widest * BAR_WIDTH)
             used += stage["bytes"][key]
             bar.append(letters[key] * (round(used / widest * BAR_WIDTH) - start), color[key])
         end = round(used / widest * BAR_WIDTH)
-        bar.append("." * (round(reserved_gib[stage["rank"]] / widest * BAR_WIDTH) - end), "bright_black")
+        bar.append("." * (round(reserved_on_rank / widest * BAR_WIDTH) - end), "bright_black")
         mark = round(limit / widest * BAR_WIDTH)
         bar.append(" " * max(0, mark - len(bar) + 9) + "|")
-        over = "  over" if reserved_gib[stage["rank"]] > limit else ""
-        bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved_gib[stage['rank']] / GIB:6.1f} reserved{over}")
+        over = "  over" if reserved_on_rank > limit else ""
+        bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved_on_rank / GIB:6.1f} reserved{over}")
         console.print(bar, soft_wrap=True)
     console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved but not allocated")
     console.print(f"allocated on rank {stages[0]['rank']}:")
@@ -74,7 +74,7 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved_gib:
 
 
 def _category_letters(categories: list[str]) -> dict[str, str]:
-    """Assign each category a distinct letter for terminals without color: the first unused letter of its name."""
+    """Return a distinct letter per category, for terminals without color: the first unused letter of its name."""
     letters: dict[str, str] = {}
     for category in categories:
         letters[category] = next(c for c in (*category, *ascii_letters) if c not in letters.values())

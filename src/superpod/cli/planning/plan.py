@@ -1,8 +1,7 @@
-"""`recipes plan`: estimate the memory and step time of every legal layout, and rank those that fit."""
+"""`recipes plan`: predict memory and step time of all legal layouts, and rank those that fit in memory."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -33,36 +32,26 @@ def plan(
     precision: Annotated[
         str | None, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ..., or auto to try all.")
     ] = None,
-    memory_cap: Annotated[
-        float | None, typer.Option("--memory-cap", help="Maximum reserved memory per GPU, in GiB.")
-    ] = None,
-    fix: Annotated[
-        str | None, typer.Option("--fix", help="Consider only layouts with these values, such as tp=8,mbs=1.")
-    ] = None,
+    memory_cap: Annotated[float | None, typer.Option("--memory-cap", help="Maximum reserved GiB per GPU.")] = None,
+    fix: Annotated[str | None, typer.Option("--fix", help="Search only layouts with these values: tp=8,mbs=1.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Number of layouts to show.")] = 10,
     start: Annotated[
         Path | None,
-        typer.Option(
-            "--from", help="Configuration to start from: DeepSpeed JSON, Accelerate YAML or Megatron-LM arguments."
-        ),
+        typer.Option("--from", help="Configuration to compare with: DeepSpeed, Accelerate or Megatron-LM."),
     ] = None,
     variants: Annotated[
         bool,
-        typer.Option(
-            "--variants", help="Show all layouts, not only the best for each combination of TP, PP, CP and EP."
-        ),
+        typer.Option("--variants", help="Show all layouts instead of the best per combination of TP, PP, CP and EP."),
     ] = False,
     compare_rules: Annotated[
-        bool, typer.Option("--compare-rules", help="Also show the layout that common rules of thumb would select.")
+        bool, typer.Option("--compare-rules", help="Compare with the layout that common rules of thumb would select.")
     ] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the best layout to recipes/layouts/MODEL.toml.")
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Save the best layout in recipes/layouts/MODEL.toml.")] = False,
     as_json: AsJson = False,
     html: page_options.Html = None,
     trace: page_options.Trace = None,
 ) -> None:
-    """Rank the legal layouts that fit in memory by step time, and explain why the first is fastest. Requires no GPU."""
+    """Rank the legal layouts that fit in memory by predicted step time, and explain the first. Requires no GPU."""
     from superpod.planner import plans
     from superpod.planner.formats import config_import
 
@@ -77,10 +66,10 @@ def plan(
     searches = plans.search(job, auto=is_auto, fixed=option_syntax.parse_fixed(fix), memory_cap_gib=memory_cap)
     if write:
         _write_layout(options.name, searches)
-    # Files are written before anything is printed: a closed pipe ends the command at the next print.
+    # Files are written before anything is printed, because a closed pipe ends the command at the next print.
     _write_files(options, searches, html, trace, variants=variants)
     if as_json:
-        print(json.dumps(plans.as_json(searches, top=top, memory_cap_gib=memory_cap, variants=variants), indent=1))
+        tables.print_json(plans.as_json(searches, top=top, memory_cap_gib=memory_cap, variants=variants))
     else:
         _print(searches, plans.rank_layouts(searches, variants=variants)[:top])
         best = next(iter(searches.values()))
@@ -100,7 +89,7 @@ def plan(
 def _write_files(
     options: PlanOptions, searches: Searches, html: Path | None, trace: Path | None, *, variants: bool
 ) -> None:
-    """Write the files for --html and --trace."""
+    """Write the files of --html and --trace; None = not requested. Without a layout that fits, no trace is written."""
     precision, best = next(iter(searches.items()))
     if trace is not None and len(best.ranked):
         page_options.write_trace(trace, best.job_at(int(best.ranked[0])).replace(precision=precision))
@@ -109,7 +98,14 @@ def _write_files(
 
 
 def page_text(options: PlanOptions, searches: Searches, *, command: str, variants: bool = False) -> str:
-    """Return the HTML page of a plan; it names `command` as its source. `recipes ui` also serves it."""
+    """Return a plan as an HTML page, for --html and for `recipes ui`.
+
+    Args:
+        options: options of the plan, for the commands on the page.
+        searches: search results by precision, the fastest first.
+        command: command line that created the page, which it shows.
+        variants: show all layouts instead of the best per combination of TP, PP, CP and EP.
+    """
     from superpod.pages import plan_page
 
     explain_command = options.command("explain", without=("layout", "precision"))
@@ -118,6 +114,7 @@ def page_text(options: PlanOptions, searches: Searches, *, command: str, variant
 
 
 def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> None:
+    """Print the number of layouts, a table of those in `shown` (precision, search, index), and notes on the best."""
     from superpod.planner import explain, intervals, plans
 
     best = next(iter(searches.values()))
@@ -143,7 +140,7 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
 
 
 def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: bool) -> None:
-    """Print one row per layout, with a column for the precision if several were searched."""
+    """Print one row per layout (precision, search, index), with or without a column for the precision."""
     from superpod.planner import intervals, plans
     from superpod.planner.hardware import GIB
 
@@ -172,10 +169,7 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
 
 
 def _layout_labels(layouts: list[Layout]) -> list[str]:
-    """Describe each layout in one line.
-
-    The line omits the expert tensor parallel size unless it is the only difference between two layouts.
-    """
+    """Return a line per layout, with the expert tensor parallel size only where two lines would be equal without it."""
     from superpod.planner import explain
 
     lines = [explain.title(layout) for layout in layouts]
@@ -190,7 +184,7 @@ def _layout_labels(layouts: list[Layout]) -> list[str]:
 
 
 def _comparison(imported_job: PlannedJob, search: SearchResult, left_out: tuple[str, ...]) -> list[str]:
-    """Compare an imported configuration with the best layout, and list the settings that the planner ignores."""
+    """Return lines that compare an imported configuration with the best layout and list its ignored settings."""
     from superpod.planner import explain, predict
 
     prediction = predict.one(imported_job)
@@ -202,17 +196,15 @@ def _comparison(imported_job: PlannedJob, search: SearchResult, left_out: tuple[
         line += f": {prediction.reason}"
     if not left_out:
         return [line]
-    return [line, f"ignored, because the planner does not have these settings: {', '.join(left_out)}"]
+    return [line, f"ignored settings, which the planner does not have: {', '.join(left_out)}"]
 
 
 def _write_layout(name: str, searches: Searches) -> None:
-    """Write the best layout to the model's layout file, atomically."""
+    """Write the best layout to the model's layout file. Raises UserError if no layout fits in memory."""
     from superpod.collection import layout_file
 
     precision, best = next(iter(searches.items()))
     if not len(best.ranked):
-        raise UserError("no layout fits, so nothing was written", "use more GPUs (--gpus)")
-    path = layout_file.write_layout(
-        name, best.job.replace(precision=precision, layout=best.layout(int(best.ranked[0])))
-    )
+        raise UserError("no layout fits in memory, so none was written", "use more GPUs (--gpus)")
+    path = layout_file.write_layout(name, best.job.replace(precision=precision, layout=best.layout(int(best.ranked[0]))))
     typer.echo(f"wrote {path}", err=True)

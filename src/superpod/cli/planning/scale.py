@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
 @with_plan_options("layout", "nodes", "task", "fabric")
 def scale(
     options: PlanOptions,
-    gpus: Annotated[
-        str, typer.Option("--gpus", help="GPU counts to compare, such as 64,128,256.")
-    ] = "8,16,32,64,128,256,512,1024",
+    gpus: Annotated[str, typer.Option("--gpus", help="Numbers of GPUs to compare.")] = "8,16,32,64,128,256,512,1024",
     as_json: AsJson = False,
     html: page_options.Html = None,
 ) -> None:
-    """Predict throughput for several cluster sizes, each with its best layout.
+    """Predict throughput for several cluster sizes, with the best layout for each.
 
     Strong scaling keeps the global batch size; weak scaling keeps the batch size per GPU.
     """
@@ -43,33 +40,35 @@ def scale(
 
         page_options.write_page(html, sizes_page.render_scale(job, points, command=page_options.command()))
     if as_json:
-        print(json.dumps([scaling.as_json(point) for point in points], indent=1))
+        tables.print_json([scaling.as_json(point) for point in points])
     else:
         _print_table(points)
 
 
 def _print_table(points: list[Point]) -> None:
-    from rich.table import Table
-
     from superpod.planner import explain
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("scaling", "GPUs", "gbs", "step s", "tokens/s", "tokens/s/GPU", "efficiency %"):
-        table.add_column(title, justify="left" if title == "scaling" else "right", no_wrap=True)
-    table.add_column("layout", no_wrap=True)
+    titles = ("scaling", "GPUs", "gbs", "step s", "tokens/s", "tokens/s/GPU", "efficiency %", "layout")
+    rows = []
     for p in points:
         if p.seconds is None or p.layout is None:
-            table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", "-", "-", "-", "-", p.reason)
-            continue
-        figures = (p.step_time, f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}")
-        row = (f"{100 * p.efficiency:.1f}", f"{explain.title(p.layout)}, {p.precision}")
-        table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, *row)
-    tables.print_table(table)
+            figures = ("-", "-", "-", "-", p.reason)
+        else:
+            figures = (
+                p.step_time,
+                f"{p.tokens_per_s:,.0f}",
+                f"{p.tokens_per_s / p.gpus:,.0f}",
+                f"{100 * p.efficiency:.1f}",
+                f"{explain.title(p.layout)}, {p.precision}",
+            )
+        rows.append((p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures))
+    tables.print_rows(titles, rows, right=range(1, 7))
     for line in dict.fromkeys(p.extrapolation for p in points if p.extrapolation):
         tables.print_wrapped(f"- {line}")
 
 
 def _parse_sizes(text: str) -> list[int]:
+    """Return the distinct numbers of GPUs in a text such as 64,128, sorted. Raises UserError for other texts."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
         raise UserError(f"--gpus must be a list of numbers, not {text!r}", "for example 64,128,256")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from superpod.cli import spellings, tables
-from superpod.cli.options.request_options import AsJson, Nodes
+from superpod.cli.options.request_options import AsJson
+from superpod.cli.options.size_options import Nodes
+from superpod.errors import counted
+from superpod.requests import subject
 
 if TYPE_CHECKING:
     import fiddle as fdl
@@ -33,7 +35,7 @@ def diff(
     num_nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the differences between the configurations of two recipes, and why they matter."""
+    """Show the differences between the configurations of two recipes, and their effect."""
     from superpod.collection import installed
     from superpod.launch.display.progress_bar import quiet_spinner
 
@@ -45,7 +47,7 @@ def diff(
 
         differences = diffs.differences(_build(a, num_nodes), _build(b, num_nodes))
     if as_json:
-        print(json.dumps([vars(difference) for difference in differences], indent=1))
+        tables.print_json([vars(difference) for difference in differences])
     elif differences:
         _print_table(a, b, differences)
     else:
@@ -55,7 +57,6 @@ def diff(
 def _check_name(name: str) -> None:
     """Raise UserError for a missing file or an unknown recipe, before NeMo is imported."""
     from superpod.collection.registry import find
-    from superpod.requests import subject
     from superpod.requests.request import Request
 
     kind = subject.subject_kind(name)
@@ -66,9 +67,8 @@ def _check_name(name: str) -> None:
 
 
 def _build(name: str, num_nodes: int | None) -> fdl.Buildable:
-    """Build a recipe; a file is executed and sets its own number of nodes."""
+    """Return the configuration of a recipe on `num_nodes` nodes, or of a Python file, which sets its own number."""
     from superpod.nemo2.export import diff as diffs
-    from superpod.requests import subject
     from superpod.requests.request import Request
 
     if subject.subject_kind(name) == "file":
@@ -89,16 +89,16 @@ def _print_table(a: str, b: str, differences: list[Difference]) -> None:
         values = ("\n".join(textwrap.wrap(_short_name(value), value_width)) for value in (difference.a, difference.b))
         rows.append([f"  {_path_in_part(difference)}", *values, difference.why])
     tables.print_folded_table(["path", "A", "B", "why it matters"], rows, fold=3, min_width=MIN_WHY_WIDTH)
-    print(f"\n{len(differences)} differences; A is {a}, B is {b}; - means not set")
+    print(f"\n{counted(len(differences), 'difference')}; A is {a}, B is {b}; - means not set")
 
 
 def _path_in_part(difference: Difference) -> str:
-    """Return the path relative to its part, or "(class)" if the part itself differs."""
+    """Return the path of a difference below the part of the recipe; "(class)" if the class of the part differs."""
     return difference.path.removeprefix(difference.part).lstrip(".") or "(class)"
 
 
 def _short_name(value: str) -> str:
-    """Remove the package from a class or function name; return other values unchanged."""
+    """Return the name of a class or function without its module; return other values unchanged."""
     default, _, name = value.rpartition(" ")
     is_dotted_name = name.replace(".", "").replace("_", "").isalnum() and not name[:1].isdigit()
     if not is_dotted_name:

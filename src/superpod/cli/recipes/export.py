@@ -1,4 +1,4 @@
-"""`recipes export`: write a recipe to a single Python file."""
+"""`recipes export`: write a recipe as one Python file."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def export(
 
 
 def check_file(path: Path, *, force: bool = False) -> None:
-    """Check that a recipe can be exported to `path`.
+    """Check that a recipe can be exported to `path`, overwriting an existing file only with `force`.
 
     Raises:
-        UserError: `path` is not the name of a Python module, would shadow an imported module, exists (without `force`),
-            or its folder is not writable.
+        UserError: `path` is not the name of a Python module, would shadow a module that the file imports, already
+            exists, or is in a folder that is not writable.
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"{path} is not the name of a Python module", "use a name such as my_recipe.py")

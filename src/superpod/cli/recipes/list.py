@@ -1,8 +1,7 @@
-"""`recipes list`: list recipes, or the models that have recipes."""
+"""`recipes list`: list recipes, or models that have recipes."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -31,31 +30,28 @@ def list_(
         return
     matching_recipes = find_recipes(words or [])
     if as_json:
-        print(json.dumps([_facts(r) for r in matching_recipes], indent=1))
+        tables.print_json([_facts(r) for r in matching_recipes])
     else:
         _print_recipes(matching_recipes)
 
 
 def _print_recipes(matching_recipes: list[Recipe]) -> None:
-    from rich.table import Table
-
     from superpod.collection.facts import missing_weights, proof_level
 
-    heads = ("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", "proof")
-    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns:
-        column.no_wrap = True
     proofs = [proof_level.lookup(r) for r in matching_recipes]
+    rows, has_several_layouts = [], False
     for r, proof in zip(matching_recipes, proofs, strict=True):
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
-        layout = r.layout()
-        mark = "" if len(set(r.layouts.values())) == 1 else " *"
-        shown = layout.short() + mark
-        table.add_row(r.name, sizes, str(r.gpus_per_node), shown, str(r.seq), str(layout.gbs), proof.summary)
-    tables.print_table(table)
+        smallest = r.layout()
+        layout = smallest.short()
+        if len(set(r.layouts.values())) > 1:
+            has_several_layouts = True
+            layout += " *"
+        rows.append((r.name, sizes, str(r.gpus_per_node), layout, str(r.seq), str(smallest.gbs), proof.summary))
+    tables.print_rows(("recipe", "nodes", "GPUs/node", "layout", "seq", "gbs", "proof"), rows)
     print(proof_level.describe_levels(proofs))
-    if any(len(set(r.layouts.values())) > 1 for r in matching_recipes):
-        print("* layout for the smallest number of nodes; for the others, see `recipes show NAME --nodes N`")
+    if has_several_layouts:
+        print("* layout for the smallest number of nodes; `recipes show NAME --nodes N` shows the others")
     for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching_recipes))):
         print(f"warning: {problem}\n  next: {instead}")
 
@@ -80,7 +76,7 @@ def _print_models() -> None:
 
 
 def _proof_summary(all_recipes: Iterable[Recipe]) -> str:
-    """Return a line with the number of recipes per proof level."""
+    """Return a line with the number of recipes per proof level, of all sizes and of their best size."""
     from superpod.collection.facts import proof_level
 
     proofs = [proof_level.lookup(r) for r in all_recipes]

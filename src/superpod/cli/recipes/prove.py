@@ -1,22 +1,21 @@
-"""`recipes prove`: verify recipes by planning every declared size and building its models with TE layers."""
+"""`recipes prove`: plan every declared size of recipes, and build its models with Transformer Engine layers."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import spellings
+from superpod.cli import spellings, tables
 from superpod.cli.options.request_options import AsJson
-from superpod.cli.options.size_options import Gpus
-from superpod.errors import UserError
+from superpod.cli.options.size_options import Gpus, print_notes
+from superpod.errors import UserError, counted
 from superpod.planner.formats.config_files import unreadable_error
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from superpod.rehearsal.proof.proof import Proof
 
 MAX_PLANNED = 32
-"""Maximum number of recipes to plan at an undeclared size, which takes a few seconds each."""
+"""Maximum number of recipes to plan for an undeclared number of nodes, which takes a few seconds per recipe."""
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
 CACHE_HEADERS = (b'{"proof"', b'{"resolved"', b'{"built"')
 """First bytes of a cache file (`rehearsal/proof/proof_store.py`) from this and earlier versions."""
@@ -38,17 +37,13 @@ def prove(
     words: Words = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of processes; each needs about 1.5 GiB.")] = 2,
     cache: Annotated[Path, typer.Option(help="Cache file for resolved and built configurations.")] = CACHE,
-    write: Annotated[
-        bool, typer.Option("--write", help="Save the results, which `recipes list` and other commands show.")
-    ] = False,
-    most: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of configurations to build, or to train with --on-gpu.")
-    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Save the proof levels that `recipes list` prints.")] = False,
+    most: Annotated[int | None, typer.Option(min=0, help="Maximum number of configurations to build or train.")] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
             "--nodes",
-            help="Verify only this number of nodes; if the recipe does not declare it, a layout is planned first.",
+            help="Verify only this number of nodes; the planner chooses a layout if the recipe has none for it.",
         ),
     ] = None,
     gpus: Gpus = None,
@@ -57,40 +52,40 @@ def prove(
         typer.Option(
             "--on-gpu",
             metavar="DIR",
-            help="Instead, train each recipe for three steps on this machine's GPU, in the shapes of one of its ranks "
-            "and with few layers; results and logs go to DIR, and a second call continues.",
+            help="Instead, train each recipe for three steps on one GPU of this machine, with the tensor shapes of one "
+            "of its ranks and few layers. Results and logs are written to DIR; calling again continues.",
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=1, help="With --on-gpu: minutes after which no further recipe is started.")
+        float | None, typer.Option(min=1, help="Start no further recipe after this number of minutes (with --on-gpu).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify that recipes can start: plan every declared size and build its models with Transformer Engine layers.
+    """Verify that recipes can start, by building the models of every declared size with Transformer Engine layers.
 
-    Models are built on the meta device, so no weights are allocated and no GPU is required, except with --on-gpu.
+    Models are built on the meta device, without allocating weights; a GPU is required only for --on-gpu.
     """
     from superpod.collection import installed
     from superpod.collection.facts.matching import find_recipes
 
     recipes = find_recipes(words or [])
     if on_gpu is not None or minutes is not None:
-        refuse_size = nodes is not None or gpus is not None
-        _prove_on_gpu(recipes, on_gpu, minutes, workers, most, refuse_size=refuse_size, write=write, as_json=as_json)
+        has_size = nodes is not None or gpus is not None
+        _prove_on_gpu(recipes, on_gpu, minutes, workers, most, has_size=has_size, write=write, as_json=as_json)
         return
     cache = cache.expanduser()
     _refuse_other_file(cache)
     if nodes is not None or gpus is not None:
         if write:
             raise UserError(
-                "--write saves the results for all numbers of nodes that the recipes declare",
+                "--write saves the proof levels of all declared numbers of nodes",
                 "leave out --write, or --nodes and --gpus",
             )
         recipes = _select_size(recipes, nodes, gpus)
     installed.require("verifying recipes")
     if not __debug__:
         raise UserError(
-            "Python runs with assert statements disabled, which Megatron uses to reject configurations",
+            "assert statements are disabled in this Python, but Megatron rejects configurations with them",
             "unset PYTHONOPTIMIZE, and do not use python -O",
         )
     from superpod.rehearsal.proof import proof_store
@@ -100,13 +95,13 @@ def prove(
     proof = _prove(recipes, cache, workers, reuse_saved=write, max_builds=most)
     if write:
         saved_proof = proof_store.write_results(proof, recipes)
-        line = f"wrote {saved_proof.proven} sizes to {saved_proof.path}"
+        line = f"wrote {counted(saved_proof.proven, 'size')} to {saved_proof.path}"
         if saved_proof.earlier:
-            line += f", {saved_proof.earlier} of them verified earlier"
+            line += f", {saved_proof.earlier:,} of them verified earlier"
         if saved_proof.changed:
-            line += f"; {saved_proof.changed} are stale: changed but not built"
+            line += f"; {saved_proof.changed:,} are stale: changed but not built"
         print(line, file=sys.stderr)
-    print(json.dumps(_json_facts(proof), indent=1) if as_json else _text(proof))
+    _print_proof(proof, as_json=as_json)
     if proof.failures:
         raise typer.Exit(1)
 
@@ -118,10 +113,11 @@ def _prove_on_gpu(
     workers: int,
     max_recipes: int | None,
     *,
-    refuse_size: bool,
+    has_size: bool,
     write: bool,
     as_json: bool,
 ) -> None:
+    """Train recipes on the GPU of this machine; exit 1 if one fails. Raises UserError for conflicting options."""
     from superpod.cli.recipes import prove_on_gpu
     from superpod.collection import installed
     from superpod.launch import local
@@ -129,18 +125,18 @@ def _prove_on_gpu(
     from superpod.runtime.runs import versions
 
     if folder is None:
-        raise UserError("--minutes limits --on-gpu only", "add --on-gpu DIR, or leave out --minutes")
-    if refuse_size:
-        raise UserError("--on-gpu tests every declared size", "leave out --nodes and --gpus")
+        raise UserError("--minutes requires --on-gpu", "add --on-gpu DIR, or leave out --minutes")
+    if has_size:
+        raise UserError("--on-gpu tests all declared sizes", "leave out --nodes and --gpus")
     if os.path.lexists(folder) and not folder.is_dir():
-        raise UserError(f"--on-gpu {folder} is not a folder", "use a new folder, or one of an earlier test")
+        raise UserError(f"--on-gpu {folder} is not a folder", "use a new folder, or that of an earlier test")
     if write:
         tested.refuse_to_write(recipes)
     gpu = prove_on_gpu.find_gpu()
     found_shapes = prove_on_gpu.require_shapes(recipes, gpu)
     installed.require("training on a GPU")
     if not versions.cuda_of_torch():
-        raise UserError("--on-gpu needs a torch with CUDA, but the installed one is for CPUs", "see docs/install.md")
+        raise UserError("--on-gpu needs PyTorch with CUDA, but the installed build is for CPUs", "see docs/install.md")
     local.require_versions({}, on_gpu=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,13 +146,16 @@ def _prove_on_gpu(
     results = prove_on_gpu.train_shapes(
         found_shapes, folder, gpu, workers=workers, max_recipes=max_recipes, minutes=limit, write=write
     )
-    print(json.dumps(results, indent=1) if as_json else prove_on_gpu.describe_results(results))
+    if as_json:
+        tables.print_json(results)
+    else:
+        print(prove_on_gpu.describe_results(results))
     if not results or any(map(tested.find_problem, results)):
         raise typer.Exit(1)
 
 
 def _refuse_other_file(cache: Path) -> None:
-    """Raise UserError if `cache` exists and is not a cache file, so that it is not overwritten."""
+    """Raise UserError if `cache` exists and is not a cache file of `recipes prove`, which would be overwritten."""
     if not os.path.lexists(cache):
         return
     try:
@@ -169,9 +168,9 @@ def _refuse_other_file(cache: Path) -> None:
 
 
 def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: bool, max_builds: int | None) -> Proof:
-    """Verify recipes and show progress: a bar on a terminal, otherwise a line per stage.
+    """Verify recipes and show progress on stderr: a bar on a terminal, otherwise a line per stage.
 
-    With `reuse_saved`, configurations that have not changed since the saved proof are not built again.
+    With `reuse_saved`, configurations that have not changed since the saved proof are not built.
     """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -198,8 +197,11 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
 
 
 def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
-    """Return the recipes with a single size, declared or planned now."""
-    from superpod.cli.options.size_options import print_notes
+    """Return the recipes with only the layout for --nodes or --gpus, which is planned if it is not declared.
+
+    Raises:
+        UserError: too many recipes would have to be planned.
+    """
     from superpod.collection.sizes.sized import Size, SizedRecipe, adapt, split_gpus
 
     sizes = [Size(nodes)] * len(recipes)
@@ -214,7 +216,7 @@ def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> 
     if undeclared and len(recipes) > MAX_PLANNED:
         option = f"--nodes {nodes}" if gpus is None else f"--gpus {gpus}"
         raise UserError(
-            f"{len(undeclared)} recipes do not declare {option}, and at most {MAX_PLANNED} can be planned",
+            f"{counted(len(undeclared), 'recipe')} must be planned for {option}, but at most {MAX_PLANNED} are allowed",
             f"select fewer recipes: `recipes prove NAME {option}`",
         )
     at_size = [adapt(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
@@ -225,49 +227,44 @@ def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> 
     ]
 
 
-def _json_facts(proof: Proof) -> dict[str, Any]:
-    """Return the proof without the digests of its thousands of sizes."""
-    return {key: value for key, value in asdict(proof).items() if key != "digests"}
-
-
-def _text(proof: Proof) -> str:
+def _print_proof(proof: Proof, *, as_json: bool) -> None:
+    """Print the numbers of sizes, configurations and models, the versions, the failures and the conclusion."""
+    if as_json:  # without the digests of thousands of sizes
+        tables.print_json({key: value for key, value in asdict(proof).items() if key != "digests"})
+        return
     layers = ""
     if not proof.standing:  # the layers of configurations that are not built again are not counted
         layers = f" with {proof.layers:,} distinct TE layers"
     lines = [
         f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless listed below",
-        f"{proof.configurations:,} distinct configurations, each accepted by Megatron and NeMo; "
+        f"{proof.configurations:,} distinct configurations, accepted by Megatron and NeMo unless listed below; "
         f"{proof.resolved_now:,} sizes resolved now, the others cached",
         f"{proof.models:,} rank models, {proof.built:,} distinct{layers}, for {', '.join(proof.generations)}; "
         f"{proof.built_now:,} built now",
-        *_not_built_lines(proof),
+    ]
+    if proof.standing:
+        lines.append(f"{proof.standing:,} sizes not built: unchanged since the saved proof")
+    if proof.left:
+        lines.append(f"{proof.left:,} sizes not built, because of --most")
+    lines += [
         ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
         *(f"unproven  {name}: {why}" for name, why in proof.unproven.items()),
         *_known_failure_lines(proof),
         *_failure_lines(proof),
     ]
     if proof.failures:
-        lines.append(f"{len(proof.failures)} failures")
+        lines.append(counted(len(proof.failures), "failure"))
     elif proof.left:
-        lines.append("all were resolved, and those that were built are proven")
+        lines.append("all sizes were resolved; those that were built are proven")
     elif proof.known:
-        lines.append(f"proven, except {len(proof.known)} sizes that are known not to start")
+        lines.append(f"proven, except {counted(len(proof.known), 'size')} known not to start")
     else:
         lines.append("proven: all sizes can start")
-    return "\n".join(lines)
-
-
-def _not_built_lines(proof: Proof) -> list[str]:
-    lines = []
-    if proof.standing:
-        lines.append(f"{proof.standing:,} sizes not built: unchanged since the saved proof")
-    if proof.left:
-        lines.append(f"{proof.left:,} sizes not built, because of --most")
-    return lines
+    print("\n".join(lines))
 
 
 def _known_failure_lines(proof: Proof) -> list[str]:
-    """Return a line per model that is known to be broken: number of recipes, reason and workaround."""
+    """Return a line per model whose recipes are known not to start: number of recipes, reason and workaround."""
     from superpod.collection.registry import find
 
     recipes: dict[tuple[str, str, str], set[str]] = defaultdict(set)
@@ -275,13 +272,13 @@ def _known_failure_lines(proof: Proof) -> list[str]:
         model = find(failure.recipe).model
         recipes[model.name, model.broken, model.workaround].add(failure.recipe)
     return [
-        f"known not to start  {model}: {len(names)} recipes: {why}\n  next: {way}"
-        for (model, why, way), names in recipes.items()
+        f"known not to start  {model}, {counted(len(names), 'recipe')}: {why}\n  next: {workaround}"
+        for (model, why, workaround), names in recipes.items()
     ]
 
 
 def _failure_lines(proof: Proof) -> list[str]:
-    """Return a line per recipe and reason, with all sizes that fail for this reason."""
+    """Return a line per recipe and reason of failure, with the numbers of nodes that fail."""
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for failure in proof.failures:
         sizes[failure.recipe, failure.why].append(failure.nodes)

@@ -16,18 +16,22 @@ if TYPE_CHECKING:
     from superpod.rehearsal.on_gpu.shapes import Shapes
 
 CONTEXT_GIB = 1.0
-"""Memory of a CUDA context and the libraries' kernels, per process."""
+"""Memory of a CUDA context and the kernels of libraries, per process."""
 MAX_SHOWN = 5
-"""Maximum number of recipes that are listed per error."""
+"""Maximum number of recipes to list per error."""
 
 
 def require_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
-    """Return the distinct shapes of the recipes on this GPU. Raises UserError if none of them can be tested."""
+    """Return the distinct shapes to train for recipes on a GPU type.
+
+    Raises:
+        UserError: no recipe can be tested on this GPU.
+    """
     from superpod.rehearsal.on_gpu.shapes import find_shapes
 
     found_shapes = find_shapes(recipes, gpu)
     if not found_shapes.shapes:
-        reasons = {reason for _, _, reason in found_shapes.skipped} or {f"none of them is for GPUs like {gpu}"}
+        reasons = {reason for _, _, reason in found_shapes.skipped} or {f"none is for {gpu} or a similar GPU"}
         raise UserError(f"no recipe can be tested on this GPU: {min(reasons)}", f"see `recipes list {gpu}`")
     return found_shapes
 
@@ -35,16 +39,16 @@ def require_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
 def train_shapes(
     all_shapes: Shapes, folder: Path, gpu: str, *, workers: int, max_recipes: int | None, minutes: float, write: bool
 ) -> list[dict[str, Any]]:
-    """Train the shapes that have no result in `folder` yet; return all results.
+    """Train the shapes that have no result in `folder` yet, and return the results of all shapes.
 
     Args:
         all_shapes: the result of `require_shapes`.
-        folder: for results and logs.
-        gpu: the planner's name of the GPU.
-        workers: number of shapes to train at a time.
-        max_recipes: maximum number of shapes.
+        folder: folder for results and logs.
+        gpu: GPU type.
+        workers: number of shapes to train concurrently.
+        max_recipes: maximum number of shapes; None = all.
         minutes: time after which no further shape is started.
-        write: save which sizes passed, for the proof level of recipes.
+        write: save the sizes that passed, for the proof level of recipes.
     """
     from superpod.planner import hardware
     from superpod.rehearsal.on_gpu import tested
@@ -62,7 +66,7 @@ def train_shapes(
         outcome = f"FAILED: {problem}" if problem else "passed"
         print(f"[{done}/{len(cases)}] {result['case']['recipe']}: {outcome}", file=sys.stderr, flush=True)
 
-    # A process has its own CUDA context, and the planner's estimate is exceeded at times.
+    # Each process has its own CUDA context, and some use more memory than the planner predicts.
     needed_gib = {shape.case: CONTEXT_GIB + 1.1 * shape.gib for shape in shapes}
     results = run_cases(
         cases,
@@ -74,27 +78,27 @@ def train_shapes(
         note=note,
     )
     if write:
-        print(f"{tested.save(results, shapes, gpu)} sizes of recipes are recorded as tested", file=sys.stderr)
+        print(f"recorded {counted(tested.save(results, shapes, gpu), 'size')} of recipes as tested", file=sys.stderr)
     return results
 
 
 def find_gpu() -> str:
-    """Return the planner's name of this machine's first GPU. Raises UserError if there is none, or it is unknown."""
+    """Return the type of this machine's first GPU. Raises UserError if there is none, or its type is unknown."""
     from superpod.cli.planning.fit import detect_gpus
 
-    return detect_gpus(hint="run it on a node with GPUs")[0]
+    return detect_gpus(hint="run the command on a node with GPUs")[0]
 
 
 def _print_note(shapes: Shapes, count: int, gpu: str) -> None:
     sizes = sum(len(shape.sizes) for shape in shapes.shapes)
-    note = f"{gpu}: {counted(count, 'shape')} of {len(shapes.shapes)}, which represent {sizes} sizes of recipes"
+    note = f"{gpu}: training {count} of {counted(len(shapes.shapes), 'shape')}, which cover {counted(sizes, 'size')}"
     if shapes.skipped:
-        note += f"; {len(shapes.skipped)} sizes cannot be tested on one GPU"
+        note += f"; {counted(len(shapes.skipped), 'size')} cannot be tested on one GPU"
     print(note, file=sys.stderr)
 
 
 def describe_results(results: list[dict[str, Any]]) -> str:
-    """Return the results as text: the failures by error, and how well the planner predicted the memory."""
+    """Return the results as text: the error of the predicted memory, and the failed recipes by error message."""
     from superpod.rehearsal.on_gpu import tested
 
     if not results:
@@ -111,7 +115,7 @@ def describe_results(results: list[dict[str, Any]]) -> str:
     lines = [f"{len(results) - sum(map(len, failures.values()))} of {counted(len(results), 'shape')} passed"]
     if differences:
         median = statistics.median(map(abs, differences))
-        lines.append(f"allocated memory: the planner's error is {100 * median:.1f} % in the median")
+        lines.append(f"allocated memory: the median error of the planner is {100 * median:.1f} %")
     for problem, names in sorted(failures.items(), key=lambda item: -len(item[1])):
         more_text = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
         lines.append(f"{len(names)}x {problem}\n    {', '.join(names[:MAX_SHOWN])}{more_text}")

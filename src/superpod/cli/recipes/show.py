@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, with_size
 
@@ -22,19 +22,19 @@ WHY_COLUMN = 58
 def show(
     name: Name,
     overrides: Overrides = None,
-    why: Annotated[bool, typer.Option("--why", help="Show the file and line that set each value.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Append the file and line that set each value.")] = False,
     *,
     size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Print the complete configuration of a recipe as lines of path = value."""
+    """Print the complete configuration of a recipe as lines `path = value`."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
     request = make_request(name, overrides, None, size, to_run=False)
     lines = _configuration_lines(request)
     if as_json:
-        print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
+        tables.print_json({line.path: {"value": line.value, "where": line.where} for line in lines})
         return
     recipe = find(name)
     print(f"# proof: {proof_level.sentence(recipe, request.num_nodes or recipe.nodes[0], request.changes())}")
@@ -43,7 +43,7 @@ def show(
 
 
 def _configuration_lines(request: Request) -> list[Line]:
-    """Return the configuration without checking it, so that a recipe that cannot run can still be inspected."""
+    """Build a recipe and return its configuration. It is not checked, so that an illegal recipe can be inspected."""
     from superpod.collection import installed
     from superpod.launch.display.progress_bar import quiet_spinner
     from superpod.requests.resolve import build_configuration

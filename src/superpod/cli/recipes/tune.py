@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from superpod.cli import spellings, tables
-from superpod.cli.options.request_options import AsJson
+from superpod.cli import tables
+from superpod.cli.options.request_options import AsJson, Name
 from superpod.cli.options.size_options import Gpus
-from superpod.errors import counted
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
@@ -19,19 +18,15 @@ if TYPE_CHECKING:
 
 
 def tune(
-    name: Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", callback=spellings.normalize_name)],
+    name: Name,
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes to plan for.")] = None,
     gpus: Gpus = None,
-    gbs: Annotated[
-        int | None, typer.Option("--gbs", help="Global batch size in samples. Default: from the recipe.")
-    ] = None,
+    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch size. Default: the recipe's.")] = None,
     lr_rule: Annotated[
         Literal["sqrt", "linear"],
-        typer.Option("--lr-rule", help="Scaling of the learning rate with the global batch size."),
+        typer.Option("--lr-rule", help="Rule that scales the learning rate with the global batch size."),
     ] = "sqrt",
-    write: Annotated[
-        bool, typer.Option("--write", help="Add the layout for this number of GPUs to recipes/layouts/MODEL.toml.")
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Save the layout in recipes/layouts/MODEL.toml.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Adapt a recipe to a different number of nodes: layout, batch size, learning rate, warm-up and steps."""
@@ -39,24 +34,23 @@ def tune(
     from superpod.collection.registry import find
     from superpod.collection.sizes import sized
     from superpod.collection.sizes import tune as tuning
-    from superpod.errors import UserError
 
     recipe = at_size = find(name)
     if gpus is not None:
         nodes, per_node = sized.split_gpus(recipe, gpus, nodes)
         at_size = replace(recipe, gpus_per_node=per_node or recipe.gpus_per_node)
     if nodes is None:
-        raise UserError("no size is specified", "add --nodes or --gpus")
+        raise UserError("tune needs --nodes or --gpus", "add one of them")
     if write and at_size.gpus_per_node != recipe.gpus_per_node:
-        raise UserError("--write adds only sizes of whole nodes", "leave out --write")
+        raise UserError("--write accepts only sizes that use all GPUs of each node", "leave out --write")
     tuned_recipe = tuning.tune(at_size, nodes, gbs=gbs, lr_rule=lr_rule)
     if write and recipe.layout().gbs != tuned_recipe.job.layout.gbs:
         raise UserError(
-            "--write keeps the global batch size of the recipe, because a different one changes the training",
-            "leave out --gbs, or apply the printed changes to your run",
+            "--write requires the recipe's global batch size, because another one changes the training result",
+            "leave out --gbs, or leave out --write and apply the printed changes to your run",
         )
     if as_json:
-        print(json.dumps(_facts(recipe, tuned_recipe), indent=1))
+        tables.print_json(_facts(recipe, tuned_recipe))
     else:
         _print_table(recipe, tuned_recipe, tuning.LR_RULES[lr_rule])
     if write:
@@ -70,12 +64,9 @@ def _facts(recipe: Recipe, tuned: TunedRecipe) -> dict[str, object]:
 
 
 def _print_table(recipe: Recipe, tuned: TunedRecipe, rule: str) -> None:
-    from rich.table import Table
-
+    """Print the recipe before and after tuning; `rule` describes the scaling of the learning rate."""
     own, schedule = recipe.layout(), recipe.schedule
     new_layout = tuned.job.layout
-    sizes = [counted(nodes, "node") for nodes in (recipe.nodes[0], tuned.nodes)]
-    table = Table("", *sizes, box=None, pad_edge=False, header_style="bold")
     rows = [
         ("GPUs", recipe.nodes[0] * recipe.gpus_per_node, tuned.job.gpus),
         ("layout", own.short(), new_layout.short()),
@@ -88,10 +79,9 @@ def _print_table(recipe: Recipe, tuned: TunedRecipe, rule: str) -> None:
         ("predicted step time", "", f"{tuned.step_time_s:.2f} s"),
         ("predicted training time", "", f"{tuned.days:.1f} days"),
     ]
-    for title, before, after in rows:
-        table.add_row(title, str(before), str(after))
-    tables.print_table(table)
+    sizes = [counted(nodes, "node") for nodes in (recipe.nodes[0], tuned.nodes)]
+    tables.print_rows(("", *sizes), [[str(cell) for cell in row] for row in rows])
     if new_layout.gbs == own.gbs:
-        print("the global batch size is unchanged, and so are the learning rate, the warm-up and the number of steps")
+        print("the global batch size, learning rate, warm-up and number of steps are unchanged")
     else:
         print(f"learning rate: {rule}; warm-up and training cover as many tokens as before")

@@ -1,24 +1,21 @@
-"""`recipes doctor`: show what is installed on this machine and what is missing."""
+"""`recipes doctor`: check the software and hardware of this machine."""
 
 from __future__ import annotations
 
-import json
-
+from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the installation and the hardware of this machine, and show what each command is missing."""
+    """Check the software and hardware of this machine, and show the requirements of commands that are not met."""
     from superpod.launch.doctor import run_checks
 
     results = run_checks()
     if as_json:
-        print(json.dumps([vars(check) for check in results], indent=1))
+        tables.print_json([vars(check) for check in results])
         return
     from rich.table import Table
     from rich.text import Text
-
-    from superpod.cli import tables
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in results:

@@ -1,4 +1,4 @@
-"""`recipes finetune`: fine-tune a Hugging Face model on samples and export it as a Hugging Face folder."""
+"""`recipes finetune`: fine-tune a Hugging Face model, and export the result as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import NotDone, spellings
-from superpod.cli.options.request_options import Build, Nodes, Runs
+from superpod.cli import RunNotDone, spellings
+from superpod.cli.options.request_options import Build, Resume, Runs
 from superpod.cli.options.sample_options import TuningOptions
 from superpod.cli.options.shared_options import spread
+from superpod.cli.options.size_options import Gpus, Nodes, SizeOptions, print_notes
 from superpod.cli.options.wandb_option import Wandb, with_wandb
+from superpod.cli.runs.report import print_report
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,38 +30,27 @@ def finetune(
         str,
         typer.Argument(help="SFT, LoRA or DoRA recipe, from `recipes list`.", callback=spellings.normalize_name),
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe, such as optim.config.lr=1e-4.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as optim.config.lr=1e-4.")] = None,
     *,
-    model: Annotated[
-        str | None, typer.Option(help="Hugging Face folder, or ORG/NAME in this machine's Hugging Face cache.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face folder, or ORG/NAME in the local cache.")] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="NeMo checkpoint or run with the initial weights.", show_default="--model"),
+        typer.Option("--from", help="NeMo checkpoint or run folder with the initial weights.", show_default="--model"),
     ] = None,
     samples: TuningOptions,
-    evaluate: Annotated[
-        bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate the exported model with transformers.")
-    ] = True,
+    evaluate: Annotated[bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate the exported model.")] = True,
     wandb: Wandb = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the exported model.", show_default="hf in the run folder")
-    ] = None,
-    resume: Annotated[str | None, typer.Option(help="Run folder to resume, or `last`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the export.", show_default="hf in the run folder")] = None,
+    resume: Resume = None,
     num_nodes: Nodes = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Number of GPUs; for part of a node, the layout is planned.")
-    ] = None,
+    gpus: Gpus = None,
     build: Build = True,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Fine-tune a model on this machine: import it, train, and export the best checkpoint.
+    """Import a model, fine-tune it on this machine, and export the best checkpoint.
 
-    On a machine without GPUs, this is a rehearsal: a shrunk model is trained on CPUs.
+    On a machine without GPUs, this is a rehearsal: a smaller model is trained on CPUs.
     """
-    from superpod.cli.options.size_options import SizeOptions, print_notes
     from superpod.launch import preflight
     from superpod.launch.finetuning import finetune as tuning
     from superpod.launch.finetuning import session, tuning_overrides
@@ -74,7 +65,7 @@ def finetune(
     folder = None
     if resume is not None:
         if start or replace(task, steps=None) != tuning.Task("", ()):
-            raise UserError("--resume keeps the model and data of the run", "leave out the options that set them")
+            raise UserError("--resume keeps the model and the data of the run", "leave out the options that set them")
         folder = session.run_to_resume(runs, name, resume, changes, out)
         task, request = tuning.Task.from_run(folder), Request.from_run(folder, changes)
     else:
@@ -94,17 +85,15 @@ def finetune(
 
 
 def _finish(outcome: Outcome) -> None:
-    """Print the report of a run, and raise NotDone if it is not done or its exported model is wrong."""
-    from superpod.cli.runs.report import print_report
-
+    """Print the report of a run. Raises RunNotDone if it is not done, or its exported model is wrong."""
     run, stopped = outcome.run, outcome.stopped
     with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
         print_report(run)
         if outcome.export_error:
             print(f"WRONG: {outcome.export_error}", file=sys.stderr)
         elif stopped:
-            print(f"to continue: recipes finetune {run.recipe} --resume {shlex.quote(str(run.path))}")
+            print(f"to resume: recipes finetune {run.recipe} --resume {shlex.quote(str(run.path))}")
     if outcome.export_error:
-        raise NotDone(1)
+        raise RunNotDone(1)
     if stopped:
-        raise NotDone(stopped.exit_code)
+        raise RunNotDone(stopped.exit_code)

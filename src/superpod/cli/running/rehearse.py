@@ -1,4 +1,4 @@
-"""`recipes rehearse`: train a shrunk version of a recipe on CPUs, in its own parallel layout, and check the result."""
+"""`recipes rehearse`: train a smaller model with a recipe's parallel layout on CPUs, and check the result."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.errors import UserError, counted
+from superpod.requests import subject
 
 if TYPE_CHECKING:
     import subprocess
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
 MIN_STEPS, MAX_STEPS = 4, 1000
 LIMIT_S = 900
-"""Time limit for planning a user's file in seconds, including the import of NeMo."""
+"""Time limit in seconds for importing NeMo and planning the rehearsal of a user's file."""
 CHILD_CODE = "from superpod.cli import main; from superpod.cli.running import rehearse; rehearse.run_as_child(main)"
 _child_folder: list[Path] = []
-"""In the child process that rehearses a user's file, the folder for the markers that the parent reads; else empty."""
+"""The folder for the marker files that the parent process reads; empty except in a child process (`run_as_child`)."""
 
 
 @with_size
@@ -32,14 +34,14 @@ def rehearse(
     name: Name,
     overrides: Overrides = None,
     ranks: Annotated[
-        int, typer.Option(min=1, max=1024, help="Maximum number of processes; a larger layout is reduced.")
+        int, typer.Option(min=1, max=1024, help="Maximum number of processes (layouts are reduced).")
     ] = 12,
     steps: Annotated[int, typer.Option(min=MIN_STEPS, max=MAX_STEPS, help="Training steps.")] = 10,
     *,
     size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Dry run on CPUs: train a shrunk version of a recipe in its own parallel layout; compare it with a single rank.
+    """Train a smaller model with a recipe's parallel layout on CPUs, and compare the losses with those of one rank.
 
     NAME is a recipe, a Python file with recipe() from `recipes export`, or one of NeMo's own recipes: nemo:llama3_8b.
     """
@@ -47,17 +49,16 @@ def rehearse(
     import tempfile
 
     from superpod.collection import installed
-    from superpod.requests import subject
 
     request = _check_request(name, overrides, size)
-    if not _child_folder:  # otherwise the parent process has checked it
+    if not _child_folder:  # in a child process, the parent has checked it
         installed.require("rehearsing a recipe")
     if subject.subject_kind(name) == "file" and not _child_folder:
         raise typer.Exit(_rehearse_in_child(name))
     from superpod.rehearsal import rehearsal_run
 
     rehearsal = _plan(request, ranks)
-    _mark("planned")
+    _create_marker("planned")
     _require_memory(rehearsal.shrunk.job.gpus)
     if not as_json:
         print(_describe_plan(rehearsal))
@@ -78,9 +79,7 @@ def rehearse(
 
 
 def _check_request(name: str, overrides: list[str] | None, size: SizeOptions) -> Request:
-    """Return the request, checked without NeMo."""
-    from superpod.requests import subject
-
+    """Return the request for a recipe or a file after the checks that need no NeMo. Raises UserError if one fails."""
     if subject.subject_kind(name) == "recipe":
         return make_request(name, overrides, None, size)
     if size.layout is not None:
@@ -91,10 +90,10 @@ def _check_request(name: str, overrides: list[str] | None, size: SizeOptions) ->
 
 
 def _rehearse_in_child(name: str) -> int:
-    """Rehearse a user's file in a child process with the same arguments; return its exit code.
+    """Rehearse the user's file `name` in a child process with the arguments of this one, and return its exit code.
 
     Raises:
-        UserError: the file hangs, or terminates the process before the rehearsal ends.
+        UserError: the file exceeds the time limit, or ends the process before the rehearsal is complete.
     """
     import subprocess
     import sys
@@ -103,7 +102,7 @@ def _rehearse_in_child(name: str) -> int:
     from superpod.launch import redacted_output
 
     with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
-        # -P: do not import a folder called nemo in the current folder.
+        # -P: do not import packages, such as a folder called nemo, from the current folder.
         options = ["-P", "-W", "ignore", "-c", CHILD_CODE, folder]
         command = [sys.executable, *options, *sys.argv[1:]]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -114,16 +113,16 @@ def _rehearse_in_child(name: str) -> int:
                 process.kill()
                 process.wait()
         if code is None:
-            raise UserError(f"{name}: recipe() did not return within {LIMIT_S} s", "check that it does not block")
+            raise UserError(f"{name}: recipe() did not return within {LIMIT_S} s", "check why it blocks")
         if not Path(folder, "ended").exists():
             raise UserError(
-                f"{name}: its process exited with code {code} before the rehearsal ended", "see the output above"
+                f"{name}: exited with code {code} before the rehearsal was complete", "see the output above"
             )
     return code
 
 
 def _wait(process: subprocess.Popen[str], folder: Path) -> int | None:
-    """Return the exit code of the child; None if planning the file exceeds the time limit."""
+    """Wait for the child process and return its exit code; None if it exceeds the time limit for planning."""
     import subprocess
 
     try:
@@ -133,7 +132,7 @@ def _wait(process: subprocess.Popen[str], folder: Path) -> int | None:
 
 
 def run_as_child(main: Callable[[], None]) -> None:
-    """Run the command in the child process; its first argument is the folder for the markers."""
+    """Run `main` in the child process; the first command-line argument is the folder for marker files."""
     import sys
 
     from superpod.common.parent_death import end_with_parent
@@ -143,20 +142,21 @@ def run_as_child(main: Callable[[], None]) -> None:
     try:
         main()
     except SystemExit:
-        _mark("ended")  # not reached if the user's file calls os._exit
+        _create_marker("ended")  # not reached if the user's file calls os._exit
         raise
-    _mark("ended")
+    _create_marker("ended")
 
 
-def _mark(name: str) -> None:
+def _create_marker(name: str) -> None:
+    """Create a marker file for the parent process; do nothing outside a child process."""
     for folder in _child_folder:
         folder.joinpath(name).touch()
 
 
 def _plan(request: Request, ranks: int) -> Rehearsal:
+    """Plan a rehearsal on at most `ranks` processes, with a progress message if NeMo must be imported."""
     from superpod.launch.display.progress_bar import quiet_spinner
     from superpod.rehearsal import rehearsal_run
-    from superpod.requests import subject
 
     if not request.overrides and subject.subject_kind(request.recipe) == "recipe":
         return rehearsal_run.plan_rehearsal(request, ranks)
@@ -165,41 +165,40 @@ def _plan(request: Request, ranks: int) -> Rehearsal:
 
 
 def _run(rehearsal: Rehearsal, folder: Path, steps: int) -> None:
+    """Train and check a rehearsal with progress messages; write the logs of libraries to a file in `folder`."""
     import os
 
-    from superpod.cli import tables
     from superpod.common.quiet import silence_libraries
     from superpod.rehearsal import rehearsal_run
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal runs on CPUs even if the machine has GPUs
     with silence_libraries(folder / "rehearse.log") as terminal:
         console = tables.console(terminal)
-        rehearsal_run.run_rehearsal(rehearsal, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
+        rehearsal_run.run_rehearsal(rehearsal, folder, steps, note=lambda phase: console.print(f"[dim]{phase} ...[/]"))
 
 
 def _require_memory(ranks: int) -> None:
-    """Refuse more ranks than fit in memory. Forked ranks share the pages of NeMo, so each needs less than 0.8 GB."""
+    """Raise UserError if the ranks do not fit in memory. Forked ranks share NeMo's pages: each needs under 0.8 GB."""
     from superpod.rehearsal.training.forked_run import RANK_GIB, available_gib
 
     need, have = 1.0 + ranks * RANK_GIB, available_gib()
     if need > have:
         raise UserError(
-            f"{ranks} ranks need about {need:.1f} GiB of memory, but {have:.1f} GiB are free",
-            f"try --ranks {max(1, ranks // 2)}",
+            f"{counted(ranks, 'rank')} would need about {need:.1f} GiB of memory, but {have:.1f} GiB are free",
+            f"use --ranks {max(1, ranks // 2)}",
         )
 
 
 def _describe_plan(rehearsal: Rehearsal) -> str:
+    """Return the size, the number of ranks, the topology and the reduced model sizes of a rehearsal as text."""
     size, ranks = counted(rehearsal.nodes, "node"), counted(rehearsal.shrunk.job.gpus, "CPU rank")
-    lines = [
-        f"{rehearsal.recipe} at {size} on {ranks}: {rehearsal.shrunk.topology}",
-        "shrunk:",
-    ]
+    lines = [f"{rehearsal.recipe} at {size} on {ranks}: {rehearsal.shrunk.topology}", "reduced:"]
     lines += [f"  {size.name} {size.old} -> {size.new}" for size in rehearsal.shrunk.sizes]
     return "\n".join([*lines, "data: mock data, random tokens"])
 
 
 def _describe_result(rehearsal: Rehearsal) -> str:
+    """Return the changed settings, the results of the checks and the times of a rehearsal as text."""
     from superpod.rehearsal.rehearsal_run import CANNOT_SHOW
 
     lines = ["changed:"]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli import NotDone
+from superpod.cli import RunNotDone
 from superpod.cli.options.profile_option import ProfileOptions, with_profile
-from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, make_request
+from superpod.cli.options.request_options import Build, Data, Name, Overrides, Resume, Runs, make_request
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
+from superpod.cli.runs.report import print_report
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,18 +29,16 @@ def run(
     name: Name,
     overrides: Overrides = None,
     data: Data = None,
-    resume: Annotated[str | None, typer.Option(help="Run folder to resume, or `last`.")] = None,
+    resume: Resume = None,
     *,
     size: SizeOptions,
-    start: Annotated[
-        Path | None, typer.Option("--from", help="NeMo checkpoint or run with the initial weights.")
-    ] = None,
+    start: Annotated[Path | None, typer.Option("--from", help="Checkpoint or run with initial weights.")] = None,
     wandb: Wandb = "",
     profiling: ProfileOptions,
     runs: Runs = Path("runs"),
     build: Build = True,
 ) -> None:
-    """Train a recipe on the GPUs of this machine, or rehearse it on CPUs if there are none."""
+    """Train a recipe on the GPUs of this machine, or rehearse it on the CPUs if there are none."""
     from superpod.collection import installed
     from superpod.launch import start_checkpoint
 
@@ -69,20 +68,18 @@ def run(
 
 
 def _finish(end: AttemptEnd, folder: RunFolder) -> None:
-    """Print the report of a run, and raise NotDone if it is not done."""
-    from superpod.cli.runs.report import print_report
-
+    """Print the report of a run. Raises RunNotDone if it is not done."""
     with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
         print_report(folder)
         _print_profile_command(folder)
         if end.state != "done" and any(folder.checkpoints.iterdir()):
-            print(f"to continue: recipes run {folder.recipe} --resume {shlex.quote(str(folder.path))}")
+            print(f"to resume: recipes run {folder.recipe} --resume {shlex.quote(str(folder.path))}")
     if end.state != "done":
-        raise NotDone(end.exit_code)
+        raise RunNotDone(end.exit_code)
 
 
 def _print_profile_command(folder: RunFolder) -> None:
-    """Print the command that shows a run's profile, or why there is no profile."""
+    """If a run was profiled, print the command that shows its profile, or the reason why there is none."""
     from superpod.profiles import profile_files
 
     if not folder.facts.get("profile"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,26 +16,19 @@ if TYPE_CHECKING:
 
 
 def history(run: Run, as_json: AsJson = False) -> None:
-    """List the attempts of a run: time, nodes, first and last step, checkpoint, and how each of them ended."""
+    """List the attempts of a run: time, nodes, first and last step, checkpoint, state and reason of the end."""
     from superpod.reports.runs import attempts
     from superpod.runtime.runs.run_folder import RunFolder
 
     views = attempts.read_attempts(RunFolder.open(run))
     if as_json:
-        import dataclasses
-        import json
-
-        print(json.dumps([dataclasses.asdict(view) for view in views], indent=1))
+        tables.print_json([dataclasses.asdict(view) for view in views])
         return
     _print_table(views)
 
 
 def _print_table(views: list[AttemptView]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    head = ("attempt", "job", "began", "took", "nodes", "from", "to step", "checkpoint", "state", "why")
-    table = Table(*head, box=None, pad_edge=False, header_style="bold")
+    rows = []
     for view in views:
         job = f"{view.job} (restart {view.restarts})" if view.restarts else view.job
         began = "-" if view.began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(view.began))
@@ -50,12 +44,13 @@ def _print_table(views: list[AttemptView]) -> None:
             view.state,
             "; ".join(text for text in (view.message, *view.notes) if text),
         )
-        table.add_row(*(Text(readable(cell)) for cell in cells))
-    tables.print_table(table)
+        rows.append([readable(cell) for cell in cells])
+    titles = ("attempt", "job", "began", "took", "nodes", "from", "to step", "checkpoint", "state", "why")
+    tables.print_rows(titles, rows)
 
 
 def _format_nodes(nodes: Sequence[str]) -> str:
-    """Return the first node and the number of others, as in `node1 +3`."""
+    """Return the first node and the number of others, such as "node1 +3"; "-" for no node."""
     if not nodes:
         return "-"
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"

@@ -1,13 +1,13 @@
-"""`recipes profile`: break down the time of a profiled step and compare it with the plan."""
+"""`recipes profile`: show a breakdown of the time of a profiled step, and compare it with the plan."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import spellings, tables
 from superpod.cli.options.request_options import AsJson
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.verbs import CommandGroup
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
-    help="Analyze profiles of training steps from torch.profiler or Nsight Systems.",
+    help="Analyze profiles of training steps, recorded by torch.profiler or Nsight Systems.",
 )
 
 
@@ -34,9 +34,9 @@ def _group() -> None:
 @with_size
 def show(
     profile: Annotated[
-        str, typer.Argument(help="torch.profiler trace (.json, .json.gz), Nsight Systems export (.sqlite), or a run.")
+        str, typer.Argument(help="torch.profiler trace (.json), Nsight Systems export (.sqlite), or run.")
     ],
-    name: Annotated[str | None, typer.Argument(help="Recipe to compare with. Default for a run: its own plan.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to compare with. Default: the plan of the run.")] = None,
     run: Annotated[str | None, typer.Option("--run", help="Run to compare with, if the profile is a file.")] = None,
     *,
     size: SizeOptions,
@@ -44,28 +44,24 @@ def show(
         int | None,
         typer.Option("--rank", min=0, help="Rank to show, if the profile is a run. Default: the lowest profiled rank."),
     ] = None,
-    gpu: Annotated[int | None, typer.Option("--gpu", min=0, help="GPU to analyze if the file has several.")] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", min=0, help="Number of steps in the file, if it contains no step markers.")
-    ] = 0,
+    gpu: Annotated[int | None, typer.Option("--gpu", min=0, help="GPU to show, if the file has several.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=0, help="Number of steps in a file without step markers.")] = 0,
     top: Annotated[int, typer.Option("--top", min=0, max=1000, help="Number of kernels to list.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the time of a profiled step was spent, compare it with typical values and the plan, suggest changes."""
+    """Show a breakdown of the time of a profiled step, compare it with typical values and the plan, suggest changes."""
     from superpod.profiles import profile_summary
 
     if name and run:
-        raise UserError(f"{name} and --run {run}: a profile is compared with one plan only", "leave one of them out")
+        raise UserError(f"a profile is compared with one plan, not {name} and --run {run}", "leave one of them out")
     if not name:
         for option, value in size.given_options().items():
-            raise UserError(
-                f"{option} {value} needs a recipe", "add its name after the profile: recipes profile show FILE NAME"
-            )
+            raise UserError(f"{option} {value} requires a recipe", "add its name: recipes profile show PROFILE NAME")
     path, recording, planned = _read_profile(profile, rank, gpu, steps)
     planned = _requested_plan(name, run, size) or planned
     summary = profile_summary.summarize(path, recording, planned, top)
     if as_json:
-        print(json.dumps(profile_summary.as_json(summary), indent=1))
+        tables.print_json(profile_summary.as_json(summary))
         return
     from superpod.cli.runs import profile_view
 
@@ -73,7 +69,10 @@ def show(
 
 
 def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> tuple[Path, Recording, Planned | None]:
-    """Return the file, the parsed recording and, if `text` is a run, its plan."""
+    """Return the path of a profile, its parsed recording and, if `text` is a run or `last`, the plan of the run.
+
+    The other arguments are the options of the same names.
+    """
     from superpod.profiles import profile_files, profile_summary
     from superpod.reports.runs import run_list
     from superpod.requests.profile_request import ProfileRequest
@@ -82,7 +81,10 @@ def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> t
     path = Path(text)
     if text != "last" and not path.is_dir():
         if rank is not None:
-            raise UserError(f"--rank {rank}: {text} is the file of a single rank", "pass the run, or leave out --rank")
+            raise UserError(
+                f"--rank {rank} applies only to a run; {text} is the file of one rank",
+                "leave out --rank, or pass a run",
+            )
         return path, profile_files.read(path, gpu=gpu, steps=steps), None
     folder = RunFolder.open(run_list.resolve_run(text))
     path = profile_files.find_profile(folder, rank)
@@ -94,7 +96,7 @@ def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> t
 
 
 def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Planned | None:
-    """Return the plan of the recipe or run to compare with; None if neither is given."""
+    """Return the plan of the recipe `name` or of `run`; None if both are None."""
     from superpod.profiles import profile_summary
     from superpod.reports.runs import run_list
     from superpod.runtime.runs.run_folder import RunFolder
@@ -107,7 +109,6 @@ def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Pla
         return planned
     if name is None:
         return None
-    from superpod.cli import spellings
     from superpod.planner import legality, predict
 
     request = size.request(spellings.normalize_name(name), (), None)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from superpod.profiles.profile_summary import ProfileSummary
 
 MAX_NAME_LENGTH = 70
-"""Maximum length of a kernel name in the table; --json has the full name."""
+"""Maximum length of a kernel name in the table. --json prints complete names."""
 
 
 def show(summary: ProfileSummary) -> None:
-    """Print time per kernel class, exposed communication, typical values, top kernels, the plan, and suggestions."""
+    """Print the time per kernel class, typical values, top kernels, the plan and suggested changes."""
     recording, sums = summary.recording, summary.sums
     steps = max(1, sums.steps)
     duration = f"{_ms(sums.seconds / steps)} ms"
@@ -36,27 +36,23 @@ def show(summary: ProfileSummary) -> None:
 
 
 def _ms(seconds: float) -> str:
+    """Format a time in milliseconds, without the unit."""
     return f"{seconds * 1e3:,.2f}"
 
 
 def _unit(summary: ProfileSummary) -> str:
+    """Return the unit of times: per step, if the number of steps is known."""
     return "ms/step" if summary.sums.steps else "ms"
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i in right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # kernel names contain brackets, which rich would take for markup
+    """Print an empty line and a table; the columns with indices `right` are right-aligned."""
     print()
-    tables.print_table(table)
+    tables.print_rows(titles, rows, right=right)
 
 
 def _print_classes(summary: ProfileSummary, steps: int) -> None:
+    """Print the time per kernel class, and how much communication is exposed and overlapped."""
     sums = summary.sums
     unit = _unit(summary)
     names = WORDS if summary.recording.on_gpu else WORDS | {"idle": "between operations", "gaps": "launch gaps"}
@@ -76,6 +72,7 @@ def _print_classes(summary: ProfileSummary, steps: int) -> None:
 
 
 def _print_bounds(summary: ProfileSummary) -> None:
+    """Print each quantity with its usual range."""
     if not summary.bounds:
         return
     rows = [
@@ -107,6 +104,7 @@ def _print_top_kernels(summary: ProfileSummary, steps: int) -> None:
 
 
 def _print_plan(summary: ProfileSummary) -> None:
+    """Print planned and measured times per step."""
     if summary.planned is None:
         return
     times = [(row.name, row.planned_s, row.measured_s) for row in summary.rows]
@@ -118,6 +116,7 @@ def _print_plan(summary: ProfileSummary) -> None:
 
 
 def _difference(plan: float, measurement: float) -> str:
+    """Return the measured time relative to the plan: "+20%", or "x 12" from a factor of 10; "-" without a plan."""
     if plan <= 0:
         return "-"
     if measurement >= 10 * plan:

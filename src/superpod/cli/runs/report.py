@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superpod.cli import tables
+from superpod.cli.options import page_options
 from superpod.cli.options.page_options import Html
 from superpod.cli.options.request_options import AsJson, resolve_runs
+from superpod.common import output_file
+from superpod.errors import UserError
+from superpod.planner.formats.config_files import unreadable_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
 
 RUNS = (
-    "Run folders, recipe folders (for their newest run), `last`, logs of Megatron-LM, Megatron-Bridge or NeMo, "
+    "Run folders, folders of recipes (for their newest run), `last`, logs of Megatron-LM, Megatron-Bridge or NeMo, "
     "or folders of logs or TensorBoard files."
 )
 Reported = tuple["Record", "Figures"]
@@ -33,23 +38,19 @@ def report(
     run: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUNS, callback=resolve_runs)],
     compare: Annotated[
         bool,
-        typer.Option(
-            "--compare", help="Plot the curves of several runs in one chart, below a table with a row per run."
-        ),
+        typer.Option("--compare", help="Plot the curves of several runs in one chart below the table."),
     ] = False,
     html: Html = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Plot the losses of these runs to a .png, .svg or .pdf file.")
-    ] = None,
-    gpu: Annotated[str, typer.Option("--gpu", help="GPU type, needed for the MFU if the logs do not name it.")] = "",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Plot losses to a .png, .svg or .pdf file.")] = None,
+    gpu: Annotated[str, typer.Option("--gpu", help="GPU type of logs that do not contain it, for the MFU.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Summarize a run: loss, throughput, MFU, lost time, planned and measured values, and curves.
 
-    Several runs are shown as a table with one row per run.
+    For several runs, print a table with one row per run.
     """
-    from superpod.cli.options import page_options
-    from superpod.reports import sweep
+    from superpod.reports import report_text, sweep
+    from superpod.reports.why import is_run
     from superpod.runtime.runs.run_folder import RunFolder
 
     page_options.check(html)
@@ -62,7 +63,7 @@ def report(
         members = sweep.rank_members(paths[0])
         run_folders = paths = [member.path for member in members if member.summary]
     else:
-        run_folders = [path for path in paths if _is_run_folder(path)]
+        run_folders = [path for path in paths if is_run(path)]
         if len(run_folders) == len(paths) > 1:
             members = [sweep.Member.from_run(RunFolder.open(path)) for path in run_folders]
     folders = [RunFolder.open(path) for path in run_folders]
@@ -77,7 +78,7 @@ def report(
     elif members:
         _print_members(members, f"sweep {Path(run[0]).name}" if is_sweep else f"{len(run)} runs")
     elif len(run_reports) > 1:
-        _print_rows(run_reports)
+        tables.print_folded_table(report_text.TITLES, report_text.comparison_rows(run_reports), fold=0)
     else:
         _print_one(*run_reports[0])
     if not as_json and compare and len(run_reports) > 1:
@@ -89,10 +90,7 @@ def report(
 
 
 def _refuse_missing(paths: list[Path]) -> None:
-    """Raise UserError for a path that does not exist."""
-    from superpod.errors import UserError
-    from superpod.planner.formats.config_files import unreadable_error
-
+    """Raise UserError if a path does not exist."""
     expected = "an existing run folder RUNS/RECIPE/TIME-ID (printed by `recipes run`), a log, or a folder of logs"
     for path in paths:
         if not path.exists():
@@ -100,37 +98,29 @@ def _refuse_missing(paths: list[Path]) -> None:
             raise UserError(f"{path} does not exist", hint)
 
 
-def _is_run_folder(path: Path) -> bool:
-    """Return whether `path` is a run folder of this project."""
-    from superpod.reports.why import is_run_folder
-
-    return is_run_folder(path)
-
-
 def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
+    """Return the record and the figures of each run folder or log; `gpu` is the GPU type of logs without one."""
     from superpod.reports import report_figures
     from superpod.reports.external import external_runs
     from superpod.reports.runs import run_record
+    from superpod.reports.why import is_run
     from superpod.runtime.runs.run_folder import RunFolder
 
     records = []
     for path in paths:
-        is_own = _is_run_folder(path)
-        record = run_record.read_run(RunFolder.open(path)) if is_own else external_runs.read_run(path, gpu)
+        record = run_record.read_run(RunFolder.open(path)) if is_run(path) else external_runs.read_run(path, gpu)
         records.append((record, report_figures.compute_figures(record)))
     return records
 
 
 def _warn_if_not_a_file(metrics: Path) -> None:
-    """Warn if the metrics file is a pipe or a device, which is not read: the run would seem to have no steps."""
+    """Print a warning if a metrics file is a pipe or a device, which is not read."""
     if metrics.exists() and not metrics.is_file():
-        print(f"warning: {metrics} is not a regular file and was not read, so no step is known", file=sys.stderr)
+        print(f"warning: {metrics} is not a regular file and was not read, so no steps are shown", file=sys.stderr)
 
 
 def _check_plot(path: Path | None) -> None:
-    """Raise UserError for an unsupported file type, or an existing file not written by `recipes report`."""
-    from superpod.common import output_file
-    from superpod.errors import UserError
+    """Raise UserError if the file type of --plot is not supported, or the file exists and is not such a plot."""
     from superpod.reports.report import MAKER
 
     if path is None:
@@ -141,11 +131,11 @@ def _check_plot(path: Path | None) -> None:
 
 
 def _plot(runs: list[RunFolder], path: Path) -> None:
-    from superpod.errors import UserError
+    """Plot the losses of runs to a file. Raises UserError without run folders or matplotlib, or if writing fails."""
     from superpod.reports import report as reports
 
     if not runs:
-        raise UserError("--plot supports run folders only", "use --html FILE for logs of other programs")
+        raise UserError("--plot supports only run folders", "use --html FILE for logs of other programs")
     try:
         plot_file = reports.save_loss_plot(runs[0], path) if len(runs) == 1 else reports.save_runs_plot(runs, path)
     except OSError as error:
@@ -156,6 +146,7 @@ def _plot(runs: list[RunFolder], path: Path) -> None:
 
 
 def _print_json(members: list[Member], reported: list[Reported], *, is_single: bool) -> None:
+    """Print a list with an object per run; for a single run, only its object."""
     figures_of_path = {record.path.absolute(): dataclasses.asdict(figures) for record, figures in reported}
     entries: list[dict[str, Any]] = []
     for member in members:
@@ -176,7 +167,6 @@ def _json_facts(record: Record) -> dict[str, Any]:
 
 
 def _print_members(rows: list[Member], title: str) -> None:
-    from superpod.cli import tables
     from superpod.reports import sweep
 
     tables.print_table(sweep.render(title, rows))
@@ -185,16 +175,8 @@ def _print_members(rows: list[Member], title: str) -> None:
             print(f"{row.path}: {row.problem}")
 
 
-def _print_rows(reported: list[Reported]) -> None:
-    from superpod.cli import tables
-    from superpod.reports import report_text
-
-    tables.print_folded_table(report_text.COLUMN_TITLES, report_text.build_comparison_rows(reported), fold=0)
-
-
 def _print_one(record: Record, figures: Figures) -> None:
-    """Print the complete report of one run; if it is a run of this project, save loss.png in its folder."""
-    from superpod.cli import tables
+    """Print the report of one run with its curves; for a run of this project, also save loss.png in its folder."""
     from superpod.reports import report_text
     from superpod.reports.report import build_rows, summary
     from superpod.runtime.runs.run_folder import RunFolder
@@ -216,7 +198,6 @@ def _print_one(record: Record, figures: Figures) -> None:
 
 
 def _print_curves(records: list[Record]) -> None:
-    from superpod.cli import tables
     from superpod.reports import report_text
 
     console = tables.console()
@@ -226,7 +207,7 @@ def _print_curves(records: list[Record]) -> None:
 
 
 def _screen(console: Console) -> Screen:
-    from superpod.cli import tables
+    """Return the width, the Unicode support and the color support of a console, for drawing curves."""
     from superpod.reports.report_text import Screen
 
     colors = console.is_terminal and not console.no_color and console.color_system is not None
@@ -234,8 +215,7 @@ def _screen(console: Console) -> Screen:
 
 
 def print_report(folder: RunFolder) -> None:
-    """Print the short report at the end of a run, and save loss.png in its folder, as `recipes report` does."""
-    from superpod.cli import tables
+    """Print a short report at the end of a run, and save loss.png in its folder."""
     from superpod.reports.report import render, summary
 
     console = tables.console()
@@ -244,7 +224,7 @@ def print_report(folder: RunFolder) -> None:
 
 
 def _save_loss_plot(folder: RunFolder, console: Console) -> None:
-    """Save loss.png in a run folder that belongs to this user and has metrics."""
+    """Save loss.png in a run folder, if the run has metrics and belongs to this user; print its path or the error."""
     from superpod.reports.report import save_loss_plot
     from superpod.runtime.runs import owner
 

@@ -1,4 +1,4 @@
-"""Prints runs as rows of a table, or as a few lines per run in a narrow terminal, for `status` and its live page."""
+"""Formats runs for `recipes status`: as rows of a table or, in a narrow terminal, as a few lines per run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HEAD = ("run", "state", "step", "loss", "tokens/s", "MFU", "left", "attempt", "c
 
 
 def name(view: RunView) -> str:
-    """Return RECIPE/FOLDER without control characters."""
+    """Return the name of a run, RECIPE/FOLDER, without control characters."""
     return readable(f"{view.run.recipe}/{view.run.path.name}")
 
 
 def _cells(view: RunView) -> tuple[str, ...]:
-    """Return the cells in the order of HEAD; "-" for unknown values."""
+    """Return the cells of a run's row, in the order of HEAD; "-" for unknown values."""
     steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
     saved_text = (
         f"step {view.checkpoint_step}, {tables.format_duration(view.checkpoint_age_s)} ago"
@@ -46,7 +46,7 @@ def _cells(view: RunView) -> tuple[str, ...]:
 
 
 def table(views: Sequence[RunView], *, with_users: bool = False, selected_row: int | None = None) -> Table:
-    """Return a table with a row per run; row `selected_row` is highlighted."""
+    """Return a table with a row per run, and optionally a column for its owner; `selected_row` is highlighted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -71,7 +71,7 @@ def is_too_wide(rows: Table, width: int) -> bool:
 
 
 def lines(view: RunView, width: int, *, with_users: bool = False, is_selected: bool = False) -> list[Text]:
-    """Describe a run in lines of at most `width` characters: its name, then its state and its metrics."""
+    """Return lines of at most `width` characters with the name, the state and the metrics of a run."""
     from rich.console import Console
     from rich.text import Text
 
@@ -95,7 +95,7 @@ def lines(view: RunView, width: int, *, with_users: bool = False, is_selected: b
 
 
 def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> None:
-    """Print a table, or a few lines per run if the table is wider than `width`; None = no limit."""
+    """Print a table of runs, or a few lines per run if the table is wider than `width` characters (None = no limit)."""
     rows = table(views, with_users=with_users)
     if width is None or not views or not is_too_wide(rows, width):
         tables.print_table(rows)
@@ -108,7 +108,7 @@ def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> No
 
 
 def messages(views: Sequence[RunView]) -> list[str]:
-    """Return the messages and warnings of runs, one line each."""
+    """Return a line per message and warning of runs."""
     return [
         readable(f"{view.run.path.name}: {message}")
         for view in views

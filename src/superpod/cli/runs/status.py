@@ -1,4 +1,4 @@
-"""`recipes status`: show the state of runs from their folders and Slurm, without changing anything."""
+"""`recipes status`: show the state of runs according to their folders and Slurm. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson, Cluster, resolve_run_in
 from superpod.cli.runs import run_rows
 from superpod.errors import UserError, counted
+from superpod.slurm.profiles import profiles
+from superpod.slurm.submission import connection
 
 if TYPE_CHECKING:
     from superpod.reports.runs.run_list import ListedRun
@@ -24,23 +26,21 @@ if TYPE_CHECKING:
 BAD_STATES = ("failed", "stalled", "unreadable")
 """States for which `--exit-code` exits with 1."""
 
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Show a live page. Keys: q or Ctrl-C to quit, arrow keys to select a run.")
-]
+Watch = Annotated[bool, typer.Option("--watch", help="Show a live page. q or Ctrl-C quits; arrow keys select a run.")]
 Every = Annotated[float, typer.Option("--every", metavar="SECONDS", help="Update interval of --watch.")]
 
 
 def status(
     run: Annotated[
         str,
-        typer.Argument(help="Run, sweep or `last`. Default: all your runs on the cluster."),
+        typer.Argument(help="Run folder, sweep or `last`. Default: all your runs in --runs."),
     ] = "",
     cluster: Cluster = "",
-    runs: Annotated[str, typer.Option("--runs", help="Folder that contains the runs. Default: from the profile.")] = "",
+    runs: Annotated[str, typer.Option("--runs", help="Folder of run folders. Default: from the profile.")] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Show the runs of all users.")] = False,
     as_json: AsJson = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit 1 if a run has failed, is stalled or cannot be read.")
+        bool, typer.Option("--exit-code", help="Exit 1 if a run is failed, stalled or unreadable.")
     ] = False,
     watch_it: Watch = False,
     every: Every = 2.0,
@@ -49,14 +49,12 @@ def status(
         typer.Option(
             "--prometheus",
             metavar="FILE.prom",
-            help="File to write metrics to, for the textfile collector of node_exporter.",
+            help="Write metrics to this file, for the textfile collector of node_exporter.",
         ),
     ] = None,
 ) -> None:
     """Show the state of runs: step, loss, tokens/s, MFU, time left, attempt and checkpoint. Changes nothing."""
-    from superpod.slurm.profiles import profiles
     from superpod.slurm.status import run_views
-    from superpod.slurm.submission import connection
 
     if watch_it:
         _refuse_with_watch(run, every, as_json, exit_code, prometheus)
@@ -82,9 +80,7 @@ def status(
 
         metrics.write(prometheus, views)
     if as_json:
-        import json
-
-        print(json.dumps([_facts(view, mirror) for view in views], indent=1))
+        tables.print_json([_facts(view, mirror) for view in views])
     else:
         _print_table(views, with_users=everybody)
     _print_notes(views, len(listed) - len(shown_runs))
@@ -93,7 +89,7 @@ def status(
 
 
 def _refuse_with_watch(run: str, every: float, as_json: bool, exit_code: bool, prometheus: Path | None) -> None:
-    """Raise UserError for options that conflict with --watch, and for invalid intervals."""
+    """Raise UserError if an option conflicts with --watch, or the interval is invalid or given as RUN."""
     one_time_options = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
     for option, value in one_time_options.items():
         if value:
@@ -105,18 +101,18 @@ def _refuse_with_watch(run: str, every: float, as_json: bool, exit_code: bool, p
 
 
 def _folder(runs: str, profile: Profile | None) -> str:
-    """Return the folder of runs: from --runs, from the profile, or ./runs."""
+    """Return the folder that contains the run folders: from --runs, from the profile, or ./runs."""
     if runs:
         return runs
     return profile.folders.runs if profile else "runs"
 
 
 def _show_live_page(slurm: Connection, folder: str, run: str, *, everybody: bool, every_s: float) -> None:
-    """Show the live page until the user leaves it. Raises UserError for a cluster behind SSH."""
+    """Show the live page until the user quits it. Raises UserError for a cluster behind SSH."""
     if slurm.remote:
         raise UserError(
             "--watch reads files of the runs every few seconds, which is not supported over SSH",
-            f"run it on the cluster: ssh -t {slurm} recipes status --watch",
+            f"run it on the cluster: `ssh -t {slurm} recipes status --watch`",
         )
     from superpod.cli.runs import status_page
 
@@ -131,14 +127,14 @@ def _can_redraw() -> bool:
 
     if can_redraw(Console()):
         return True
-    print("note: --watch needs a terminal that can be redrawn, so the table is printed once", file=sys.stderr)
+    print("note: --watch needs a terminal that can be redrawn; the table is printed once instead", file=sys.stderr)
     return False
 
 
 def _list_runs(
     slurm: Connection, profile: Profile | None, run: str, runs: str
 ) -> tuple[list[ListedRun], Mirror | None]:
-    """Return the runs to show and, for a cluster behind SSH, the local copy of their folders."""
+    """Return the runs to show and, for a cluster behind SSH, the local copy of their folders (otherwise None)."""
     from superpod.reports import sweep
     from superpod.reports.runs import run_list
     from superpod.runtime.runs.run_folder import RunFolder
@@ -167,20 +163,22 @@ def _list_runs(
 
 
 def _remote_folder(run: str) -> str:
-    """Return the folder of runs that contains a run behind SSH; "" if no run is named. Raises UserError."""
+    """Return the folder of runs that contains a run on a cluster behind SSH; "" for no run or `last`.
+
+    Raises:
+        UserError: `run` is not a path RUNS/RECIPE/RUN.
+    """
     from superpod.reports.runs import run_list
 
     if run in ("", run_list.LAST):
         return ""
     if len(Path(run).parents) < 2:
-        raise UserError(
-            f"{run} is not the path of a run, RUNS/RECIPE/RUN", "pass the full path on the cluster, or `last`"
-        )
+        raise UserError(f"{run} is not the path of a run, RUNS/RECIPE/RUN", "pass the path on the cluster, or `last`")
     return str(Path(run).parents[1])
 
 
 def _local_copy(run: str, mirror: Mirror) -> Path:
-    """Return the local copy of a run behind SSH; `last` is the newest run. Raises UserError."""
+    """Return the local copy of a run on a cluster behind SSH; `last` is the newest. Raises UserError without runs."""
     from superpod.reports.runs import run_list
 
     if run != run_list.LAST:
@@ -193,7 +191,7 @@ def _local_copy(run: str, mirror: Mirror) -> Path:
 
 
 def _with_remote_paths(view: RunView, mirror: Mirror) -> RunView:
-    """Replace paths of the local copy in the messages of a run by paths on the cluster."""
+    """Return the view with paths of the local copy in its messages replaced by paths on the cluster."""
     message, alarm, *resumed = (
         mirror.with_remote_paths(view.run.path, text) for text in (view.message, view.alarm, *view.resumed)
     )
@@ -207,7 +205,7 @@ def _facts(view: RunView, mirror: Mirror | None) -> dict[str, object]:
 
 
 def _print_table(views: list[RunView], *, with_users: bool) -> None:
-    """Print a row per run, or a few lines per run in a terminal that is too narrow; never wrap output to a pipe."""
+    """Print a row per run, or a few lines per run in a narrow terminal, and the messages of runs."""
     width = None if not sys.stdout.isatty() else tables.width()
     run_rows.show(views, with_users=with_users, width=width)
     for line in run_rows.messages(views):
@@ -217,10 +215,10 @@ def _print_table(views: list[RunView], *, with_users: bool) -> None:
 
 
 def _print_notes(views: list[RunView], other_count: int) -> None:
-    """Print on stderr what the table does not show."""
+    """Print the number of hidden runs, and whether Slurm's state is missing, on stderr."""
     from superpod.slurm.status import run_views
 
     if other_count:
-        print(f"{counted(other_count, 'run')} of other users not shown; --all shows them", file=sys.stderr)
+        print(f"{counted(other_count, 'run')} of other users not shown; use --all to show them", file=sys.stderr)
     if any(view.jobs_unknown is run_views.JobsUnknown.NO_ANSWER for view in views):
         print(f"{run_views.JobsUnknown.NO_ANSWER}: these states are from the run folders only", file=sys.stderr)

@@ -48,7 +48,7 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
     """Show the page until the user presses q or Ctrl-C.
 
     Args:
-        folder: folder that contains the runs.
+        folder: folder that contains the run folders.
         run: run or sweep to show; "" = all runs in `folder`.
         slurm: connection to Slurm.
         everybody: also show the runs of other users.
@@ -65,7 +65,7 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
         return [one for one in polling.list_runs(folder, run) if run or everybody or one.mine]
 
     for name in ("COLUMNS", "LINES"):
-        os.environ.pop(name, None)  # exported values would hide a change of the terminal's size
+        os.environ.pop(name, None)  # rich would ignore changes of the terminal's size
     console = Console(highlight=False)
     page = StatusPage(polling.RunsPage(polling.RunPoller(slurm), listing), console, run or str(folder))
     try:
@@ -80,7 +80,11 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
 
 
 def _wait_for_update(page: StatusPage, keys: Keys, screen: Live, every_s: float) -> bool:
-    """Wait `every_s` seconds; redraw on key presses and when the terminal is resized. Return False on q."""
+    """Wait `every_s` seconds, and redraw the page if a key is pressed or the terminal is resized.
+
+    Returns:
+        False as soon as the user presses q, otherwise True.
+    """
     until, size = time.monotonic() + every_s, page.console.size
     while True:
         left_s = until - time.monotonic()
@@ -96,7 +100,7 @@ def _wait_for_update(page: StatusPage, keys: Keys, screen: Live, every_s: float)
 
 
 class StatusPage:
-    """Renders the page at the size of the terminal."""
+    """The contents of the live page, rendered at the size of the terminal."""
 
     def __init__(self, runs: polling.RunsPage, console: Console, subject: str) -> None:
         self.console, self._runs, self._subject = console, runs, subject
@@ -105,10 +109,10 @@ class StatusPage:
         self._logs: list[str] = []
         self._ranks: list[str] = []
         utf = console.encoding.lower().replace("-", "").startswith("utf")
-        self._letters = utf and os.environ.get("TERM") != "linux"
+        self._has_braille = utf and os.environ.get("TERM") != "linux"
 
     def refresh(self) -> None:
-        """Read the new state of all runs, and the log and heartbeats of the selected one."""
+        """Read the state of all runs, and the log and heartbeats of the selected run."""
         self._runs.refresh()
         views = self._runs.views
         if self._chosen is None or all(view.run.path != self._chosen for view in views):
@@ -128,7 +132,7 @@ class StatusPage:
         return next((view for view in self._runs.views if view.run.path == self._chosen), None)
 
     def move(self, by: int) -> None:
-        """Select the run `by` rows further down."""
+        """Select the run `by` rows below the selected one, or above it if `by` is negative; 0 does nothing."""
         paths = [view.run.path for view in self._runs.views]
         if by and self._chosen in paths:
             index = paths.index(self._chosen) + by
@@ -136,7 +140,7 @@ class StatusPage:
             self.refresh()
 
     def render(self) -> RenderableType:
-        """Return the page, with as many lines as the terminal has."""
+        """Return the page, with at most as many lines as the terminal."""
         width, height = self.console.size
         lines = self._text([self._head(width)], width)
         lines += self._rows(width, max(4, height // 3))
@@ -148,6 +152,7 @@ class StatusPage:
         return SegmentLines(lines[:height], new_lines=True)
 
     def _text(self, texts: list[Text], width: int, *, wrap: bool = True) -> Lines:
+        """Return texts as lines of at most `width` characters, wrapped or cropped."""
         options = self.console.options.update(width=width, height=None, no_wrap=not wrap)
         options.overflow = None if wrap else "crop"
         return [line for text in texts for line in self.console.render_lines(text, options, pad=False)]
@@ -155,7 +160,7 @@ class StatusPage:
     def _head(self, width: int) -> Text:
         clock = time.strftime("%H:%M:%S")
         answer_time = self._runs.poller.asked_at
-        slurm = f", Slurm's answer is {tables.format_duration(time.time() - answer_time)} old" if answer_time else ""
+        slurm = f", Slurm queried {tables.format_duration(time.time() - answer_time)} ago" if answer_time else ""
         title = f"{clock}{slurm}  q: quit"
         subject = readable(self._subject)
         if len(subject) + 2 + len(title) <= width:
@@ -168,7 +173,7 @@ class StatusPage:
         return head
 
     def _rows(self, width: int, max_lines: int) -> Lines:
-        """Return the rows of the runs in at most `max_lines` lines, including the selected run."""
+        """Return the table of runs in at most `max_lines` lines, with the rows around the selected run."""
         views = self._runs.views
         if not views:
             return []
@@ -192,24 +197,24 @@ class StatusPage:
         """Return the curves, the ranks and the log lines of the selected run, in at most `height` lines."""
         if height < 3:
             return []
-        rule = "─" if self._letters else "-"
+        rule = "─" if self._has_braille else "-"
         title = Text(f"{rule} {run_rows.name(view)} ".ljust(width, rule))
         lines = self._text([title], width, wrap=False)
         ranks = self._text([Text(readable(line)) for line in self._ranks], width)[: max(1, height // 4)]
-        room = height - len(lines) - len(ranks)
-        for_logs = min(len(self._logs), max(3, room // 3)) + bool(self._logs)
-        if room - for_logs >= MIN_CURVE_HEIGHT:
-            lines += self._curves(view, width, room - for_logs)
+        free_height = height - len(lines) - len(ranks)
+        log_height = min(len(self._logs), max(3, free_height // 3)) + bool(self._logs)
+        if free_height - log_height >= MIN_CURVE_HEIGHT:
+            lines += self._curves(view, width, free_height - log_height)
         lines += ranks
-        room = height - len(lines)
-        if self._logs and room > 1:
-            lines += self._text([Text("last lines", style="bold")], width)
-            newest_lines = [Text(readable(line)) for line in self._logs[-(room - 1) :]]
+        free_height = height - len(lines)
+        if self._logs and free_height > 1:
+            lines += self._text([Text("last log lines", style="bold")], width)
+            newest_lines = [Text(readable(line)) for line in self._logs[-(free_height - 1) :]]
             lines += self._text(newest_lines, width, wrap=False)
         return lines
 
     def _curves(self, view: RunView, width: int, height: int) -> Lines:
-        """Return the curves of loss and throughput, side by side or stacked; only the loss if the page is small."""
+        """Return the curves of loss and throughput, side by side or stacked; only the loss if `height` is too small."""
         lines = view.run.file.lines if isinstance(view.run, FollowedRun) else []
         titles = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
         if width >= MIN_SIDE_BY_SIDE_WIDTH:
@@ -218,24 +223,23 @@ class StatusPage:
             for text in left:
                 text.pad_right(half_width + 2 - text.cell_len)
             return self._text([a + b for a, b in zip(left, right, strict=True)], width, wrap=False)
-        room, shown = min(height // 2, 9), titles
-        if room < MIN_CURVE_HEIGHT:
-            room, shown = min(height, 9), titles[:1]
-        texts = [text for key, title in shown for text in self._curve(lines, key, title, width, room)]
+        curve_height, shown = min(height // 2, 9), titles
+        if curve_height < MIN_CURVE_HEIGHT:
+            curve_height, shown = min(height, 9), titles[:1]
+        texts = [text for key, title in shown for text in self._curve(lines, key, title, width, curve_height)]
         return self._text(texts, width, wrap=False)
 
     def _curve(self, lines: Sequence[JsonObject], key: str, title: str, width: int, height: int) -> list[Text]:
-        """Return exactly `height` lines: the title with the newest value, and the curve."""
-        # Braille has two columns of dots per character.
-        points = followed_run.extract_curve(lines, key, max_points=2 * width)
+        """Return exactly `height` lines: the title with the newest value, and the curve of the metric `key`."""
+        points = followed_run.extract_curve(lines, key, max_points=2 * width)  # braille has two columns of dots per character
         newest_value = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no data yet"
         curve_list = [curves.Curve([x for x, _ in points], [y for _, y in points])]
-        body = curves.draw_curves(curve_list, width=width, height=height - 2, braille=self._letters)
+        body = curves.draw_curves(curve_list, width=width, height=height - 2, braille=self._has_braille)
         return [Text((title + newest_value)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
 
 
 def _window(at: int, count: int, size: int) -> tuple[int, int]:
-    """Return the range of at most `size` of `count` rows around row `at`."""
+    """Return the first row and the end of a range of at most `size` of `count` rows around row `at`."""
     size = max(1, size)
     first = max(0, min(at - size // 2, count - size))
     return first, min(count, first + size)

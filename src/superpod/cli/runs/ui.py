@@ -1,4 +1,4 @@
-"""`recipes ui`: serve the planner and the runs as a web page on this machine."""
+"""`recipes ui`: serve a web page with the planner and the runs on this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superpod.cli import report_internal_error
+from superpod.cli.options.request_options import Runs
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,16 +25,16 @@ INSTALL = "pip install -c constraints.txt -e '.[ui]'"
 
 
 def ui(
-    runs: Annotated[Path, typer.Option("--runs", help="Folder that contains the runs to show.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     port: Annotated[int, typer.Option("--port", help="Port on 127.0.0.1 and ::1; 0 = any free port.")] = 0,
 ) -> None:
-    """Serve a web page on this machine with an interactive planner and live curves of runs. Changes nothing."""
+    """Serve a web page with an interactive planner and live curves of runs on this machine. Changes nothing."""
     import asyncio
 
     _require_packages()
     _refuse_output_file()
     if os.path.lexists(runs) and not runs.is_dir():
-        raise UserError(f"--runs {runs} is not a folder", "specify the folder of runs; it need not exist yet")
+        raise UserError(f"--runs {runs} is not a folder", "pass the folder of the runs, which need not exist yet")
     from superpod.pages.ui import access, server, sockets
 
     listening, token = sockets.open_sockets(port), access.new_token()
@@ -50,6 +52,7 @@ def ui(
 
 
 async def _serve_until_interrupted(serving: Coroutine[Any, Any, None]) -> None:
+    """Run the server until SIGINT, which cancels it."""
     import asyncio
 
     task = asyncio.ensure_future(serving)
@@ -69,7 +72,7 @@ def _sources(folder: Path) -> server.Sources:
         plan=ui_sources.plan_page,
         runs=shown_runs.all,
         run=shown_runs.details,
-        failed=ui_sources.report_error,
+        failed=report_internal_error,
     )
 
 
@@ -78,13 +81,11 @@ def _require_packages() -> None:
         name for name, module in (("Bokeh", "bokeh"), ("Tornado", "tornado")) if find_spec(module) is None
     ]
     if missing_packages:
-        raise UserError(
-            f"`recipes ui` needs {' and '.join(missing_packages)}, which this Python does not have", INSTALL
-        )
+        raise UserError(f"`recipes ui` needs {' and '.join(missing_packages)}, not installed here", INSTALL)
 
 
 def _refuse_output_file() -> None:
-    """Raise UserError if stdout is a file: it would store the address, which contains the access token."""
+    """Raise UserError if stdout is a file, which would store the address with its access token."""
     try:
         kind = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError):
@@ -102,7 +103,7 @@ def _print_notes(port: int) -> None:
     host = socket.gethostname()
     print(
         f"Anyone with this address can read the page; the address is printed only once. Press Ctrl-C to stop.\n"
-        f"From another machine, run ssh -N -L {port}:127.0.0.1:{port} {host} and open the address there.",
+        f"From another machine, run `ssh -N -L {port}:127.0.0.1:{port} {host}` and open the address there.",
         file=sys.stderr,
         flush=True,
     )

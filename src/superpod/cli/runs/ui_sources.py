@@ -1,10 +1,9 @@
-"""Data for the page of `recipes ui`: plans for the values of its controls, and the runs in one folder."""
+"""Data for the page of `recipes ui`: plans for the values of its input fields, and the runs in one folder."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +27,13 @@ DEFAULTS = {
     "precision": "bf16",
 }  # fmt: skip
 CACHE_S = 1.0
-"""Seconds for which the state of all runs is cached, shared by all browser windows."""
+"""Seconds for which the state of the runs is cached, for all browser windows."""
 CURVES = {"loss": "loss", "rate": "tokens_per_s_per_gpu"}
 FIELDS = ("state", "step", "max_steps", "loss", "tokens_per_s", "mfu", "eta_s", "attempt", "user")
 
 
 def page(folder: Path) -> str:
-    """Return the HTML page."""
+    """Return the HTML page; `folder` contains the run folders."""
     from superpod.pages.ui import page as ui_page
     from superpod.planner import hardware, models
 
@@ -52,34 +51,33 @@ def page(folder: Path) -> str:
 
 
 def options(parameters: Mapping[str, str]) -> PlanOptions:
-    """Return the planning options for the values of the controls.
+    """Return the planning options for the values of the page's input fields: model, gpu, gpus, seq, gbs, precision.
 
     Raises:
-        UserError: the model is given as a path, or a value is not a number.
+        UserError: the model is a path, or a number is invalid.
     """
     from superpod.collection.facts import names
 
     name = parameters.get("model", "")
     if name.endswith(".json") or name.startswith(("~", ".", "/")) or _exists(name):
-        raise UserError(
-            f"{cut(name)} is a path, but the page accepts only model names", "use `recipes plan` for a config.json"
-        )
-    precision = parameters.get("precision") or None
+        raise UserError(f"{cut(name)} is a path, not a model name", "use `recipes plan` for a config.json")
     return PlanOptions(
         names.translate(name),
         gpu=parameters.get("gpu") or None,
         gpus=_integer_option(parameters, "gpus", "--gpus"),
         seq=_integer_option(parameters, "seq", "--seq"),
         gbs=_integer_option(parameters, "gbs", "--gbs"),
-        precision=precision,
+        precision=parameters.get("precision") or None,
     )
 
 
 def _exists(name: str) -> bool:
+    """Return whether `name` is the path of a file; False for texts that cannot be a path."""
     return bool(name) and "\0" not in name and len(os.fsencode(name)) < 4096 and os.path.lexists(name)
 
 
 def _integer_option(texts: Mapping[str, str], name: str, option: str) -> int | None:
+    """Return the number in an input field; None if it is empty. Raises UserError, which names `option`."""
     text = texts.get(name, "").replace(",", "").replace("_", "")
     if not text:
         return None
@@ -89,7 +87,7 @@ def _integer_option(texts: Mapping[str, str], name: str, option: str) -> int | N
 
 
 def plan_page(parameters: Mapping[str, str]) -> str:
-    """Return the page of `recipes plan --html` for the values of the controls. Raises UserError as the command does."""
+    """Return the page of `recipes plan --html` for the values of the input fields, and raise the command's errors."""
     from superpod.planner import plans
 
     plan_options = options(parameters)
@@ -100,7 +98,7 @@ def plan_page(parameters: Mapping[str, str]) -> str:
 
 
 class Runs:
-    """The runs of a folder, for browser windows that poll every few seconds. Not thread-safe."""
+    """The runs in a folder, for browser windows that poll every few seconds. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -108,23 +106,23 @@ class Runs:
         self._lines: dict[str, live_run.LastLines] = {}
 
     def _listing(self) -> list[ListedRun]:
-        """List the runs inside the folder; a symbolic link to a run elsewhere is left out."""
+        """Return the runs in the folder, without symbolic links to runs outside it."""
         root = self._folder.resolve()
         return [one for one in run_list.list_runs(self._folder) if one.run.path.resolve().is_relative_to(root)]
 
     def _views(self) -> dict[str, RunView]:
-        """Return a dict from RECIPE/NAME to the state of the run. Raises UserError."""
+        """Return the state of each run by RECIPE/NAME. Raises UserError if the folder cannot be read."""
         self._page.refresh()
         if self._page.problem:
             raise UserError(self._page.problem)
         return {readable("/".join(view.run.path.parts[-2:])): view for view in self._page.views}
 
     def all(self) -> dict[str, Any]:
-        """Return a row per run. Raises UserError if the folder cannot be read."""
+        """Return the rows of the table of runs. Raises UserError if the folder cannot be read."""
         return {"runs": [{"id": name, **_row(view)} for name, view in self._views().items()]}
 
     def details(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a run's messages, ranks and last log lines, and its curves if they changed since `stamp`.
+        """Return the messages, ranks, last log lines and, unless "stamp" is current, the curves of the run "run".
 
         Raises:
             UserError: the folder contains no run of that name.
@@ -134,11 +132,13 @@ class Runs:
             self._lines.pop(name, None)
             raise UserError(f"run {cut(name)} does not exist", "it may have been moved or removed")
         view = views[name]
-        answer: dict[str, Any] = {"says": _messages(view), "ranks": [], "lines": [], "stamp": "", "rate_unit": ""}
+        messages = [readable(text) for text in (view.message, view.alarm, *view.resumed) if text]
+        answer: dict[str, Any] = {"says": messages, "ranks": [], "lines": [], "stamp": "", "rate_unit": ""}
         if view.state is State.UNREADABLE or not isinstance(view.run, FollowedRun):
             return answer
         try:
-            answer["lines"] = [readable(line) for line in self._last(name, view.run).refresh()]
+            last_lines = self._lines.setdefault(name, live_run.LastLines(view.run))
+            answer["lines"] = [readable(line) for line in last_lines.refresh()]
             answer["ranks"] = [readable(line) for line in live_run.describe_ranks(view.run)]
         except OSError as error:
             answer["says"].append(f"{error.filename}: {error.strerror}")
@@ -147,32 +147,13 @@ class Runs:
         lines = view.run.file.lines
         answer["stamp"] = f"{view.run.file.begun}-{view.run.file.bytes_read}"
         if answer["stamp"] != parameters.get("stamp"):
-            answer["curves"] = {key: _columns(extract_curve(lines, column, 1000)) for key, column in CURVES.items()}
+            curves = {key: extract_curve(lines, metric, 1000) for key, metric in CURVES.items()}
+            answer["curves"] = {
+                key: {"x": [x for x, _ in points], "y": [y for _, y in points]} for key, points in curves.items()
+            }
         return answer
-
-    def _last(self, name: str, run: FollowedRun) -> live_run.LastLines:
-        return self._lines.setdefault(name, live_run.LastLines(run))
 
 
 def _row(view: RunView) -> dict[str, Any]:
     row = {field: getattr(view, field) for field in FIELDS}
     return {field: readable(value) if isinstance(value, str) else value for field, value in row.items()}
-
-
-def _messages(view: RunView) -> list[str]:
-    return [readable(text) for text in (view.message, view.alarm, *view.resumed) if text]
-
-
-def _columns(points: Sequence[tuple[int, float]]) -> dict[str, list[float]]:
-    return {"x": [x for x, _ in points], "y": [y for _, y in points]}
-
-
-def report_error(error: BaseException) -> None:
-    """Print an internal error of a request on stderr, with the traceback in a file."""
-    import tempfile
-    import traceback
-
-    with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
-        traceback.print_exception(error, file=log)
-    message = readable(f"error: internal error: {type(error).__name__}: {error}")
-    print(f"{message}\n  next: report it with the traceback in {log.name}", file=sys.stderr, flush=True)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from superpod.cli import tables
 from superpod.cli.options.request_options import AsJson, resolve_runs
+from superpod.common.units import format_ranks
 from superpod.errors import readable
 
 if TYPE_CHECKING:
     from superpod.diagnosis.verdict import Evidence, Finding, Verdict
     from superpod.reports.why import Diagnosis
 
-SUBJECTS = "Runs, log files (may be compressed) or folders of logs, from any launcher; `last` is the newest run."
+SUBJECTS = "Runs, logs (also compressed) or folders of logs, from any launcher; `last` is the newest run."
 
 
 def why(
@@ -24,22 +25,23 @@ def why(
     attempt: Annotated[str, typer.Option("--attempt", help="Attempt of the run. Default: the latest.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a run failed: root cause, consequences, evidence and fix; exit 1 if the cause is unknown."""
+    """Explain why a run failed: root cause, its consequences, evidence and fix; exit 1 if the cause is unknown."""
     from superpod.diagnosis.verdict import UNKNOWN
     from superpod.reports import why as reasons
 
     answers = reasons.diagnose_paths([Path(subject) for subject in subjects], attempt)
     if as_json:
-        print(json.dumps([_facts(answer) for answer in answers], indent=1))
+        tables.print_json(
+            [
+                {"schema": 1, "subject": one.subject, "attempt": one.attempt, **dataclasses.asdict(one.verdict)}
+                for one in answers
+            ]
+        )
     else:
         for answer in answers:
             _print(answer)
     if any(answer.verdict.state == UNKNOWN for answer in answers):
         raise typer.Exit(1)
-
-
-def _facts(answer: Diagnosis) -> dict[str, object]:
-    return {"schema": 1, "subject": answer.subject, "attempt": answer.attempt, **dataclasses.asdict(answer.verdict)}
 
 
 def _print(answer: Diagnosis) -> None:
@@ -72,12 +74,12 @@ def _print_without_root(verdict: Verdict) -> None:
             _print_line("         this line may report an error:")
             _print_evidence(verdict.first_error)
     elif verdict.first_error:
-        _print_line("unknown  the run failed for an unknown cause; first error of the rank that failed first:")
+        _print_line("unknown  the cause is not known; first error of the rank that failed first:")
         _print_evidence(verdict.first_error, with_frame=True)
-        _print_line("next     read the preceding lines; if this cause should be detected, open an issue with this log")
+        _print_line("next     read the lines before it; to have this cause detected, open an issue with this log")
     elif verdict.state == UNKNOWN and verdict.words:
         _print_line(f"unknown  {verdict.words}")
-        _print_line("next     pass a log that is not empty (of the ranks or of srun), or the run folder")
+        _print_line("next     pass a non-empty log of the ranks or of srun, or the run folder")
     elif verdict.state == UNKNOWN:
         _print_line("unknown  the run failed, but its logs contain no error")
     else:
@@ -98,8 +100,6 @@ def _print_root(root: Finding, state: str, ended_with: Evidence | None) -> None:
 
 
 def _ranks(finding: Finding) -> str:
-    from superpod.common.units import format_ranks
-
     return f", {format_ranks(finding.ranks)}" if finding.ranks else ""
 
 

@@ -1,7 +1,7 @@
-"""`recipes submit --after JOB[:TYPE]`: parse job dependencies and check them before anything is queued.
+"""`recipes submit --after JOB[:TYPE]`: parses job dependencies and checks them before anything is queued.
 
-sbatch accepts a dependency on a failed job, and then leaves the new job pending forever (`DependencyNeverSatisfied`).
-It also accepts a dependency on a job that never existed. This module rejects both.
+sbatch accepts a dependency on a failed job, and leaves the new job pending forever (`DependencyNeverSatisfied`). It
+also accepts a dependency on a job that never existed. This module rejects both.
 """
 
 from __future__ import annotations
@@ -12,33 +12,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError, did_you_mean
+from superpod.slurm.status.job_queue import ENDED_STATES
 
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 TYPES = ("afterok", "afterany", "afternotok", "after")
-"""sbatch's dependency types: ended with exit code 0; ended; failed; started."""
-
-ENDED_STATES = (
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
-    *("PREEMPTED", "REVOKED"),
-)
+"""sbatch's dependency types: the job has ended with exit code 0; has ended; has failed; has started."""
 
 
 @dataclass(frozen=True)
 class Dependency:
-    """A job to wait for, and the condition."""
+    """A job to wait for, and the condition under which the wait ends."""
 
     job: str
-    """job id, or 123_4 for a task of an array"""
+    """job id, such as 123, or 123_4 for a task of an array"""
     type: str = "afterok"
+    """one of TYPES"""
 
     def __str__(self) -> str:
         return f"{self.type}:{self.job}"
 
 
 def parse(text: str) -> Dependency:
-    """Parse JOB or JOB:TYPE; Slurm's order, TYPE:JOB, is accepted too.
+    """Return the dependency in a text JOB, JOB:TYPE or, in Slurm's order, TYPE:JOB.
 
     Raises:
         UserError: the format is invalid, or the type is unknown.
@@ -58,41 +55,43 @@ def parse(text: str) -> Dependency:
 
 
 def unmet_dependencies(dependencies: Sequence[Dependency], connection: Connection) -> list[Dependency]:
-    """Return the dependencies that are not met yet. The others are omitted, because sbatch may reject a dependency on a
-    job that the controller has purged.
+    """Return the dependencies that are not met yet.
+
+    Those that are met are omitted, because sbatch may reject a dependency on a job that the controller has purged.
 
     Raises:
-        UserError: Slurm does not know the job, or the condition can no longer be met.
+        UserError: Slurm does not know a job, or a condition can no longer be met.
     """
     return [dependency for dependency in dependencies if not _is_met(dependency, states(dependency.job, connection))]
 
 
-def _is_met(dependency: Dependency, known_jobs: list[str]) -> bool:
+def _is_met(dependency: Dependency, job_states: list[str]) -> bool:
+    """Return whether a dependency is met, given the states of its job or tasks. Raises UserError if it cannot be."""
     job, kind = dependency.job, dependency.type
-    if not known_jobs:
+    if not job_states:
         raise UserError(f"--after {job}: Slurm has no job {job}", "`squeue --me` and `sacct -X` list your jobs")
-    has_ended = all(state in ENDED_STATES for state in known_jobs)
-    failed_state = next((state for state in known_jobs if state in ENDED_STATES and state != "COMPLETED"), "")
+    has_ended = all(state in ENDED_STATES for state in job_states)
+    failed_state = next((state for state in job_states if state in ENDED_STATES and state != "COMPLETED"), "")
     if kind == "afterok" and failed_state:  # one failed task of an array is enough
         raise UserError(
             f"--after {job}: job {job} ended as {failed_state}, but afterok requires exit code 0",
             f"run the job again, or accept any exit code: --after {job}:afterany",
         )
     if kind == "after":
-        return has_ended or "PENDING" not in known_jobs
+        return has_ended or "PENDING" not in job_states
     if not has_ended:
         return False
     if kind == "afterany":
         return True
     if kind == "afternotok" and not failed_state:
-        raise UserError(f"--after {job}:afternotok: job {job} ended without an error", "omit the dependency")
+        raise UserError(f"--after {job}:afternotok: job {job} succeeded", "leave out the dependency")
     return True
 
 
 def states(job: str, connection: Connection) -> list[str]:
-    """Query the state of a job, or of every task of an array; [] = no such job.
+    """Return the state of a job, or of every task of an array; [] if Slurm does not know the job.
 
-    Accounting supplies the states of jobs and tasks that the controller has purged (MinJobAge).
+    The states of jobs and tasks that the controller has purged (MinJobAge) are from accounting.
     """
     controller_output = _run_quietly(connection, ["scontrol", "show", "job", "-o", job])
     known_states = re.findall(r"\bJobState=([A-Z_]+)", controller_output)
@@ -105,6 +104,7 @@ def states(job: str, connection: Connection) -> list[str]:
 
 
 def _run_quietly(connection: Connection, command: list[str]) -> str:
+    """Return the output of a command; "" if it fails."""
     try:
         return connection.run(command, limit_s=30)
     except UserError:

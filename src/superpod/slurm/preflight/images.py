@@ -1,4 +1,4 @@
-"""Published package versions in NVIDIA's NeMo images, so that an incompatible image is rejected before submission.
+"""Package versions in NVIDIA's NeMo images, for rejecting an incompatible image before submission.
 
 Source: Megatron-Bridge, docs/releases/software-versions.md; for 24.05 to 24.09 docs.nvidia.com/nemo-framework,
 user-guide/24.09/softwarecomponentversions.html. Only packages that `versions.py` checks are listed. The versions in
@@ -20,6 +20,7 @@ Versions = dict[str, str]
 
 
 def _image(nemo: str, core: str, te: str, cuda: str = "") -> Versions:
+    """Return the known versions by package."""
     rows = {"nemo_toolkit": nemo, "megatron-core": core, "transformer-engine": te, "cuda": cuda}
     return {package: version for package, version in rows.items() if version}
 
@@ -33,20 +34,23 @@ IMAGES = {
     "26.02": _image("2.7.0", "0.16.0", "2.12", "13.0.2"),
     "26.04": _image("2.8.0", "0.17.0", "2.14", "13.1.1"),
 }
-"""Tag of nvcr.io/nvidia/nemo -> versions in the image."""
+"""Package versions by tag of nvcr.io/nvidia/nemo."""
 
 NAME = re.compile(r"^(?:docker://)?nvcr\.io[#/]nvidia/nemo:(\d\d\.\d\d)(?:\.\d+)*$")
-"""Name of an image in the registry, in the syntax of pyxis and enroot. File names do not tell the version."""
+"""Name of an image in the registry, in the syntax of pyxis and enroot. The name of an image file has no version."""
 
 
 def versions_in(image: str) -> Versions | None:
-    """Return the package versions in an image from NVIDIA's registry; None if unknown."""
+    """Return the versions by package in an image of NVIDIA's registry; None if they are unknown."""
     match = NAME.match(image)
     return IMAGES.get(match[1]) if match else None
 
 
 def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
-    """List the versions in a registry image that a run does not support, with reasons; `env` is from the profile."""
+    """Return a message for each package version in an image that a run does not support; [] for unknown images.
+
+    A variable in `env`, that of the profile, disables the version requirements that are not specific to the recipe.
+    """
     from superpod.collection.facts import needs
     from superpod.collection.registry import find
 

@@ -1,4 +1,4 @@
-"""Remove Slurm's option variables from the environment, so that only the profile and the script define a job.
+"""Removes Slurm's option variables from the environment, so that only the profile and the script define a job.
 
 `SBATCH_*` variables override the script (sbatch(1)): SBATCH_EXPORT=NONE drops the variable with the run folder,
 SBATCH_ARRAY_INX turns the job into an array, SBATCH_WAIT blocks until the job ends. A job submitted from within another
@@ -19,7 +19,7 @@ KEPT_VARIABLES = (
     "SLURM_SACK_KEY",
     "SLURM_SACK_SOCKET",
 )
-"""Variables that identify the cluster and the user and are not job options."""
+"""Variables that select the cluster and authenticate the user, and are not job options."""
 
 _OPTION = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL|SACCTMGR)_[A-Z0-9_]+")
 
@@ -33,11 +33,11 @@ for name in $(env | sed -n 's/^\\(S[A-Z]*_[A-Z0-9_]*\\)=.*/\\1/p'); do
 done
 exec "$@"
 """
-"""Shell code for `sh -c` that does the same on a remote machine, and then runs its arguments."""
+"""Shell code for `sh -c` that unsets these variables on a remote machine, and then executes its arguments."""
 
 
 def slurm_options(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that Slurm's commands would read as options."""
+    """Return the variables in an environment that Slurm's commands read as options."""
     return {name: value for name, value in environ.items() if _OPTION.fullmatch(name) and name not in KEPT_VARIABLES}
 
 
@@ -48,9 +48,9 @@ def without_options(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def ignored_note(environ: Mapping[str, str]) -> str:
-    """Return a note on the SBATCH_* variables that are ignored; "" if there are none."""
+    """Return a note with the names of the SBATCH_* variables in an environment, which are ignored; "" if none."""
     names = sorted(name for name in slurm_options(environ) if name.startswith("SBATCH_"))
     if not names:
         return ""
-    # Only names: SBATCH_EXPORT=ALL,HF_TOKEN=... contains a token, and a value may contain a line break.
-    return f"ignored: {', '.join(names)}; set the options in the profile instead ([slurm], slurm.options)"
+    # The values are omitted: SBATCH_EXPORT=ALL,HF_TOKEN=... contains a token, and a value may contain a line break.
+    return f"ignored {', '.join(names)}; set these options in the profile instead ([slurm], slurm.options)"

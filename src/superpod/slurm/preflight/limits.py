@@ -1,7 +1,7 @@
-"""Check a job against site limits (partition, QOS, association) and reservations.
+"""Checks a job against the limits of the partition, QOS and association, and against reservations.
 
-Slurm accepts a job that exceeds a limit and leaves it pending forever, unless EnforcePartLimits or the QOS flag
-DenyOnLimit is set. The precedence of limits follows slurm.schedmd.com/resource_limits.html, "Hierarchy".
+Unless EnforcePartLimits or the QOS flag DenyOnLimit is set, Slurm accepts a job that exceeds a limit and leaves it
+pending forever. The precedence of limits follows slurm.schedmd.com/resource_limits.html, "Hierarchy".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import counted
 from superpod.launch.preflight import PROCESS_GIB
-from superpod.slurm.profiles.live_cluster import JobShape, LiveCluster, is_usable, list_items
+from superpod.slurm.profiles.live_cluster import LiveCluster, is_usable, list_items
 from superpod.slurm.profiles.profile_checks import (
     Finding,
     account_and_parents,
@@ -33,46 +33,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobSize:
-    """The size of a submission."""
+    """The size of a submission: nodes, time limit and number of jobs."""
 
     nodes: int
     gpus_per_node: int
     time: str
     """time limit per attempt, in Slurm's time format"""
     attempts: int
-    """jobs to queue per run"""
+    """number of jobs to queue per run"""
     runs: int = 1
     """number of runs in a sweep"""
 
     @property
-    def shape(self) -> JobShape:
-        """The size of one job."""
-        return JobShape(self.nodes, self.gpus_per_node, self.time)
-
-    @property
     def jobs(self) -> int:
-        """The number of jobs to queue."""
+        """The number of jobs to queue for all runs."""
         return self.attempts * self.runs
 
 
 class Source(NamedTuple):
-    """A QOS, association or account with its limits."""
+    """A QOS, association or account, and its limits by sacctmgr's names."""
 
     name: str
     values: Mapping[str, str]
 
 
-JOB = {
+RESOURCE_LIMITS = {
     "MaxTRES": "per job",
     "MaxTRESPU": "per user",
     "MaxTRESPA": "per account",
     "GrpTRES": "for all its jobs together",
+    "MaxTRESPerNode": "per node of a job",
 }
-"""Resource limit -> what it applies to. A job that exceeds one of these limits never starts."""
+"""Scope of each resource limit. A job that exceeds one of them never starts."""
 
 
 def check_partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check the number of nodes against the partition's limits, and whether the partition requires a reservation."""
+    """Yield findings if the number of nodes violates a limit of the partition, or a required reservation is missing."""
     name = partition_name(cluster, live)
     partition = live.partitions.get(name, {})
     for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
@@ -82,15 +78,15 @@ def check_partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Itera
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
             relation = "more" if sign > 0 else "fewer"
             yield Finding(
-                f"the run needs {counted(size.nodes, 'node')}, {relation} than {name} allows: {key} {bound}",
+                f"the run needs {counted(size.nodes, 'node')}, {relation} than partition {name} allows: {key} {bound}",
                 f"--nodes {bound}",
             )
     if partition.get("ReqResv") == "YES" and not profile_reservations(cluster):
-        yield Finding(f"partition {name} requires a reservation", 'specify it: slurm.options = ["--reservation=NAME"]')
+        yield Finding(f"partition {name} requires a reservation", 'set slurm.options = ["--reservation=NAME"]')
 
 
 def check_nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check that the partition has enough nodes, and that enough of them are up."""
+    """Yield a finding if the partition has too few nodes, or too few of them are up."""
     name = partition_name(cluster, live)
     all_nodes = live.nodes_in(name)
     if not all_nodes:
@@ -108,7 +104,7 @@ def check_nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[
 
 
 def check_accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check the time limit, resources and number of jobs against the QOS and account limits, if Slurm enforces them."""
+    """Yield a finding for each limit of a QOS or account that the time limit, resources or jobs exceed, if enforced."""
     if not {"limits", "safe"} & set(live.enforces.split(",")):
         return
     sources = _sources(cluster, live)
@@ -125,7 +121,7 @@ def check_accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iter
 
 
 def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
-    """List the sources of limits in Slurm's order of precedence: the first source that sets a limit applies."""
+    """Return the QOS, association and accounts in Slurm's order of precedence: the first that sets a limit applies."""
     own_association = association(cluster, live)
     sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in qos_names(cluster, live)]
     sources.append(Source(f"your association with account {own_association.account}", own_association.limits))
@@ -134,6 +130,7 @@ def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
 
 
 def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
+    """Return the amount of each trackable resource (TRES) of a job: node, cpu, gres/gpu and gres/gpu:TYPE."""
     gpus = size.nodes * size.gpus_per_node
     resources = {"node": size.nodes}
     if cluster.slurm.gpus != "none":
@@ -147,7 +144,8 @@ def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> 
 
 
 def _resource_findings(sources: list[Source], request: dict[str, int], size: JobSize) -> Iterator[Finding]:
-    for limit, scope in {**JOB, "MaxTRESPerNode": "per node of a job"}.items():
+    """Yield a finding for each resource limit that the requested resources exceed."""
+    for limit, scope in RESOURCE_LIMITS.items():
         per_node = limit == "MaxTRESPerNode"
         for resource, (name, most) in _resource_bounds(sources, limit).items():
             need = request.get(resource, 0) // (size.nodes if per_node else 1)
@@ -165,22 +163,22 @@ def _resource_findings(sources: list[Source], request: dict[str, int], size: Job
 
 
 def _resource_bounds(sources: list[Source], limit: str) -> dict[str, tuple[str, int]]:
-    """Return resource -> (source, bound); the first source that limits a resource applies."""
+    """Return the source and the value of a limit for each resource; the first source that sets one applies."""
     bounds: dict[str, tuple[str, int]] = {}
     for name, values in sources:
-        is_relative = "Relative" in values.get("Flags", "").split(",")  # percentages of an amount that only Slurm knows
+        is_relative = "Relative" in values.get("Flags", "").split(",")  # percentages of amounts known only to Slurm
         for item in list_items(values.get(limit, "")):
             resource, _, number = item.partition("=")
-            if number.isdigit():  # memory has units, and is checked against the node
+            if number.isdigit():  # memory has a unit; it is checked against the node instead
                 bounds.setdefault(resource, (name, sys.maxsize if is_relative else int(number)))
     return bounds
 
 
 def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
-    """Check that jobs may run, and that all attempts may be queued in addition to the user's queued jobs."""
+    """Yield findings if no job may run, or not all jobs may be queued in addition to the user's queued jobs."""
     for name, key, most in _job_limits(sources, "Jobs"):
         if most == 0:
-            yield Finding(f"{name} does not let any job run: {key}=0", "use another QOS or account")
+            yield Finding(f"{name} allows no running jobs: {key}=0", "use another QOS or account")
 
     available: list[tuple[int, int, str]] = []
     for name, key, most in _job_limits(sources, "Submit"):
@@ -192,13 +190,13 @@ def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> It
         free, queued_jobs, allowed = min(available)
         runs = f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else ""
         yield Finding(
-            f"{size.jobs} jobs to queue{runs}, and {queued_jobs} of yours are queued already, but {allowed}",
+            f"{counted(size.jobs, 'job')} to queue{runs}, and {queued_jobs} of yours are queued already, but {allowed}",
             _fewer_jobs_hint(free, size),
         )
 
 
 def _fewer_jobs_hint(free_jobs: int, size: JobSize) -> str:
-    """Return a hint on how to reduce the number of jobs to at most `free_jobs`."""
+    """Return a hint for reducing the number of jobs to at most `free_jobs`."""
     if free_jobs < min(size.runs, 2):  # a sweep has at least two runs
         return "wait for one of them to end"
     attempts = free_jobs // size.runs
@@ -207,28 +205,26 @@ def _fewer_jobs_hint(free_jobs: int, size: JobSize) -> str:
     return f"sweep at most {free_jobs} values, with --attempts 1"
 
 
-def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
-    """List the limits on the number of jobs, as (source, key, bound).
+def _job_limits(sources: list[Source], suffix: str) -> list[tuple[str, str, int]]:
+    """Return the limits on the number of running jobs ("Jobs") or queued jobs ("Submit"), as (source, key, limit).
 
     A QOS limit per user or account replaces the limit of the association. Of the parent accounts, all Grp limits apply
-    but no Max limits: sacctmgr already prints inherited Max limits with the user's association. Account-wide limits
-    also count the jobs of other users, which only Slurm knows.
+    but no Max limits, because sacctmgr prints inherited Max limits with the user's association. Account-wide limits
+    also count the jobs of other users, which are not known here.
     """
 
     def limits(key: str) -> list[tuple[str, str, int]]:
         return [(name, key, int(values[key])) for name, values in sources if values.get(key, "").isdigit()]
 
-    shared = limits(f"Grp{what}")
+    shared = limits(f"Grp{suffix}")
     if shared and shared[0][0].startswith("QOS "):
         del shared[1:]
-    own_limits = [*limits(f"Max{what}PU")[:1], *limits(f"Max{what}PA")[:1]] or limits(f"Max{what}")[:1]
+    own_limits = [*limits(f"Max{suffix}PU")[:1], *limits(f"Max{suffix}PA")[:1]] or limits(f"Max{suffix}")[:1]
     return [*own_limits, *shared]
 
 
 def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Report the first reservation that would delay the job, because an attempt cannot end before the reservation
-    starts. This is a note, not a reason to refuse the job.
-    """
+    """Yield a note on the first reservation that delays the job, because an attempt cannot end before it starts."""
     if live.now is None:
         return
     name, end = partition_name(cluster, live), live.now + timedelta(seconds=seconds(size.time))
@@ -250,23 +246,23 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
         yield Finding(
             f"an attempt with the limit {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
             f"{reservation.name}{kind} has {len(reserved)} of the {len(nodes)} nodes of {name} from "
-            f"{reservation.start:%m-%d %H:%M} to {reservation.end:%m-%d %H:%M}: the job will start afterwards",
+            f"{reservation.start:%m-%d %H:%M} to {reservation.end:%m-%d %H:%M}, so the job will start afterwards",
             hint,
         )
         return
 
 
 def check_host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check that slurm.mem is enough for the NeMo processes themselves, without a model."""
+    """Yield a finding if slurm.mem is too small for the NeMo processes of a node, even without a model."""
     available_mib = to_mib(cluster.slurm.mem)
     need = round(size.gpus_per_node * PROCESS_GIB * 1024)
     if 0 < available_mib < need:
         yield Finding(
-            f"slurm.mem {cluster.slurm.mem} is less than what {size.gpus_per_node} ranks need even without a model: "
-            f"{PROCESS_GIB} GiB each, {need}M",
+            f"slurm.mem {cluster.slurm.mem} is too small for {size.gpus_per_node} ranks, which need {need}M "
+            f"({PROCESS_GIB} GiB each) even without a model",
             'set mem = "0" for all memory of the node',
         )
 
 
 CHECKS = (check_nodes, check_partition, check_accounting, check_host_memory)
-"""Checks whose findings are reasons to refuse."""
+"""Checks whose findings are reasons to refuse a submission."""

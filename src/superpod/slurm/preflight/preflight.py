@@ -1,11 +1,11 @@
-"""Check a submission before it is queued. Each finding states the rule, the numbers that broke it, and what to change.
+"""Checks a submission before it is queued. Each finding states the rule, the numbers that broke it, and the next step.
 
-Checks are pure functions of a submission and the answers of the live cluster.
+Checks are pure functions of a submission and the state of the live cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ START_S = 300
 """Estimated seconds before the first step of an attempt on DGX H100: container, imports, model build, checkpoint."""
 
 DISK_BYTES_S = 2e9
-"""Conservative estimate of the write bandwidth per node, bytes/s; a save takes bytes / (nodes x this) seconds."""
+"""Conservative estimate of the write bandwidth per node in bytes/s."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,17 @@ class Claim:
     folder: str
     """folder for runs"""
     data: Path | None = None
+    """data folder; None = mock data"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """The input of the checks."""
+    """A submission and the state of the cluster to check it against."""
 
     submission: Submission
     live: LiveCluster
-    running: str = ""
-    """the process that uses the run folder; "" = none"""
     attempts: int = 0
-    """jobs to queue at once; 0 = the profile's value"""
+    """number of jobs to queue; 0 = chain.attempts of the profile"""
 
     @property
     def run(self) -> ResolvedRun:
@@ -64,7 +63,7 @@ class Case:
 
     @property
     def cluster(self) -> Cluster:
-        """The profile."""
+        """The profile of the cluster."""
         return self.submission.cluster
 
     @property
@@ -74,22 +73,14 @@ class Case:
 
     @property
     def claim(self) -> Claim:
-        """The requirements of the submission."""
+        """The requirements of the submission that are known without NeMo."""
         run, attempts = self.run, self.attempts or self.cluster.chain.attempts
         size = JobSize(run.nodes, run.gpus_per_node, self.time, attempts)
         return Claim(self.cluster, self.live, size, self.submission.folder, run.request.data)
 
 
-def refuse(case: Case) -> None:
-    """Refuse a case that has findings.
-
-    Raises:
-        UserError: with all findings.
-    """
-    _refuse(findings(case))
-
-
-def _refuse(problems: list[Finding]) -> None:
+def refuse(problems: Sequence[Finding]) -> None:
+    """Raise UserError with the messages and hints of all findings, if there are any."""
     if not problems:
         return
     lines = [f"{counted(len(problems), 'problem')} on this cluster"]
@@ -100,17 +91,16 @@ def _refuse(problems: list[Finding]) -> None:
     raise UserError("\n".join(lines))
 
 
-def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
-    """Refuse a recipe whose plan cannot run on the cluster's GPU; does not import NeMo.
-
-    Raises:
-        UserError: with all findings.
-    """
-    _refuse(other_gpu.request_findings(request, cluster.gpu))
-
-
 def job_size(request: Request, cluster: Cluster, *, time: str = "", attempts: int = 0, members: int = 1) -> JobSize:
-    """Return the size of a request from its recipe, without NeMo; `members` is the number of runs in a sweep."""
+    """Return the size of the submission of a request, without NeMo.
+
+    Args:
+        request: the request.
+        cluster: profile of the cluster.
+        time: time limit per attempt; "" = that of the profile.
+        attempts: number of jobs per run; 0 = that of the profile.
+        members: number of runs in a sweep.
+    """
     from superpod.collection import registry
 
     recipe = registry.find(request.recipe)
@@ -118,29 +108,15 @@ def job_size(request: Request, cluster: Cluster, *, time: str = "", attempts: in
     return JobSize(nodes, recipe.gpus_per_node, time or cluster.slurm.time, attempts or cluster.chain.attempts, members)
 
 
-def claim(request: Request, cluster: Cluster, live: LiveCluster, size: JobSize, runs: str = "") -> Claim:
-    """Return the requirements of a request of this size."""
-    return Claim(cluster, live, size, runs or cluster.folders.runs, request.data)
-
-
-def refuse_claim(claim: Claim) -> None:
-    """Refuse requirements that the live cluster cannot meet; does not import NeMo.
-
-    Raises:
-        UserError: with all findings.
-    """
-    _refuse(claim_findings(claim))
-
-
 def claim_findings(claim: Claim) -> list[Finding]:
-    """List the requirements that the live cluster does not meet, for the partition with the fewest findings."""
+    """Return the requirements that the live cluster does not meet, for the partition with the fewest findings."""
     claims = [replace(claim, cluster=one) for one in split_by_partition(claim.cluster)]
     findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
     return findings or list(check_sbatch(claim.cluster, claim.live))
 
 
 def split_by_partition(cluster: Cluster) -> list[Cluster]:
-    """Return a copy of the profile for each of its partitions: Slurm starts the job in whichever can run it."""
+    """Return a copy of the profile for each of its partitions; Slurm starts the job in the first that can run it."""
     names = cluster.slurm.partition.split(",")
     return [
         cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"partition": name})}) for name in names
@@ -148,29 +124,28 @@ def split_by_partition(cluster: Cluster) -> list[Cluster]:
 
 
 def notes(claim: Claim) -> list[Finding]:
-    """List reservations that will delay the job, such as maintenance; they are not a reason to refuse it."""
+    """Return notes on reservations that delay the job, such as maintenance; they are not a reason to refuse it."""
     waits = (limits.reservations(one, claim.live, claim.size) for one in split_by_partition(claim.cluster))
     return min(map(list, waits), key=len)
 
 
 def refuse_unfit(submission: Submission) -> None:
-    """Run the checks that need no live cluster: GPUs per node, precision, GPU memory and host memory.
+    """Raise UserError with the findings of the checks that need no live cluster.
 
-    Raises:
-        UserError: with all findings.
+    These are the number of GPUs per node, the precision, the GPU memory and the host memory.
     """
     case = Case(submission, LiveCluster())
     host_memory = limits.check_host_memory(case.cluster, case.live, case.claim.size)
-    _refuse([*check_gpus_per_node(case), *check_gpu_support(case), *host_memory])
+    refuse([*check_gpus_per_node(case), *check_gpu_support(case), *host_memory])
 
 
 def findings(case: Case) -> list[Finding]:
-    """List all problems, in the order in which a job would encounter them."""
+    """Return the findings of all checks, in the order in which a job would encounter the problems."""
     return [*claim_findings(case.claim), *(finding for check in CHECKS for finding in check(case))]
 
 
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
-    """List the problems of a profile on the live cluster, assuming a one-node job, for `recipes cluster check`."""
+    """Return the problems of a profile on the live cluster for a job with one node, for `recipes cluster check`."""
     node = JobSize(1, cluster.gpus_per_node, cluster.slurm.time, attempts=1)
     problems = [
         [
@@ -184,7 +159,7 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
 
 
 def check_profile(claim: Claim) -> Iterator[Finding]:
-    """Check the profile, with the time limit of this submission."""
+    """Yield the findings of all checks of the profile, with the time limit of this submission."""
     for check in PROFILE_CHECKS:
         if check is check_time_limit:
             yield from check_time_limit(claim.cluster, claim.live, claim.size.time)
@@ -193,17 +168,18 @@ def check_profile(claim: Claim) -> Iterator[Finding]:
 
 
 def check_site_limits(claim: Claim) -> Iterator[Finding]:
-    """Check the size against the partition, QOS and account limits."""
+    """Yield a finding for each limit of the partition, QOS or account that the size exceeds."""
     for check in limits.CHECKS:
         yield from check(claim.cluster, claim.live, claim.size)
 
 
 def check_folder_name(claim: Claim) -> Iterator[Finding]:
-    """Check that sbatch and pyxis support the path of the folder for runs."""
-    yield from _folder_problems(claim.cluster, claim.folder)
+    """Yield the findings of `folder_findings` for the folder for runs."""
+    yield from folder_findings(claim.cluster, claim.folder)
 
 
-def _folder_problems(cluster: Cluster, folder: str) -> Iterator[Finding]:
+def folder_findings(cluster: Cluster, folder: str) -> Iterator[Finding]:
+    """Yield a finding for each character in the path of a folder for runs that sbatch or pyxis does not support."""
     hint = "specify another folder with --runs"
     if "\\" in folder:
         yield Finding(f"{folder!r} contains '\\', which sbatch's --output does not support", hint)
@@ -212,38 +188,29 @@ def _folder_problems(cluster: Cluster, folder: str) -> Iterator[Finding]:
         yield Finding(problem, hint)
 
 
-def refuse_folder(cluster: Cluster, folder: str) -> None:
-    """Refuse a folder for runs whose path sbatch or pyxis does not support; does not import NeMo.
-
-    Raises:
-        UserError: with all findings.
-    """
-    _refuse(list(_folder_problems(cluster, folder)))
-
-
 def check_gpus_per_node(case: Case) -> Iterator[Finding]:
-    """Check the number of GPUs per node."""
+    """Yield a finding if the run needs more GPUs per node than the cluster has."""
     if case.run.gpus_per_node > case.cluster.gpus_per_node:
         yield Finding(
             f"{case.submission.recipe} needs {case.run.gpus_per_node} GPUs per node, but {case.cluster.name} has "
             f"{case.cluster.gpus_per_node}",
-            f"choose a recipe for {case.cluster.gpu}: recipes list {case.cluster.gpu}",
+            f"`recipes list {case.cluster.gpu}` lists the recipes for {case.cluster.gpu}",
         )
 
 
 def check_versions(case: Case) -> Iterator[Finding]:
-    """Check the package versions in the image, if they are published, against those that the recipe needs."""
+    """Yield a finding if package versions in the image, as far as they are published, do not support the recipe."""
     if case.cluster.declared_only:
         return
     name = case.cluster.container.image
     problems = images.problems(name, case.run, case.cluster.env)
     if problems:
-        hint = "build an image with the pinned versions: docs/slurm.md, The container"
+        hint = "build an image with the pinned versions (docs/slurm.md, The container)"
         yield Finding(f"container.image {name}: {'; '.join(problems)}", hint)
 
 
 def check_gpu_support(case: Case) -> Iterator[Finding]:
-    """Check that the GPU supports the precision and has enough memory."""
+    """Yield findings if the GPU of the cluster does not support the precision, or has too little memory."""
     planned, gpu = case.run.job, case.cluster.gpu
     if planned.node.gpu.name != gpu or planned.precision not in planned.node.gpu.precisions:
         yield from other_gpu.job_findings(case.submission.recipe, planned, gpu)
@@ -251,13 +218,13 @@ def check_gpu_support(case: Case) -> Iterator[Finding]:
     layout = case.run.plan["layouts"][0]
     if layout["verdict"] == "oom":
         yield Finding(
-            f"the run exceeds the memory of {gpu}: {layout['reserved_gib']:.1f} GiB on the rank with the highest use",
-            f"try --layout auto, which finds a layout that fits if one exists; or {other_gpu.memory_hint(planned)}",
+            f"the run exceeds the memory of {gpu}: {layout['reserved_gib']:.1f} GiB on the rank with the most memory",
+            f"try --layout auto, which selects a layout that fits if there is one; or {other_gpu.memory_hint(planned)}",
         )
 
 
 def check_known_failures(case: Case) -> Iterator[Finding]:
-    """Check that the recipe is not known to fail at startup; `recipes prove` records such failures."""
+    """Yield a finding if `recipes prove` has recorded that the recipe cannot start."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
@@ -268,7 +235,7 @@ def check_known_failures(case: Case) -> Iterator[Finding]:
 
 
 def check_checkpoint_interval(case: Case) -> Iterator[Finding]:
-    """Check that every attempt has enough time for one checkpoint interval and a save."""
+    """Yield findings if the time limit is too short for a checkpoint interval, or chain.save_s for a checkpoint."""
     step = case.submission.step_time_s
     save_s = case.cluster.chain.save_s
     if step and case.run.save_every and not case.cluster.declared_only:
@@ -280,7 +247,7 @@ def check_checkpoint_interval(case: Case) -> Iterator[Finding]:
                 "increase --time, or reduce log.ckpt.every_n_train_steps",
             )
     if 2 * save_s > seconds(case.time):
-        yield Finding(f"--time {case.time} must be at least twice chain.save_s, which is {save_s} s", "increase --time")
+        yield Finding(f"--time {case.time} must be at least 2 x chain.save_s ({save_s} s)", "increase --time")
     writing_s = case.run.checkpoint_bytes / (DISK_BYTES_S * case.run.nodes)
     if writing_s > save_s:
         yield Finding(
@@ -291,7 +258,7 @@ def check_checkpoint_interval(case: Case) -> Iterator[Finding]:
 
 
 def check_disk_space(case: Case) -> Iterator[Finding]:
-    """Check the free disk space for the checkpoints that are kept and the one being written."""
+    """Yield a finding if the free disk space is too small for four checkpoints: those kept and the one in progress."""
     from superpod.launch.preflight import LOGS_BYTES
 
     need, free = 4 * case.run.checkpoint_bytes + LOGS_BYTES, case.live.runs_free
@@ -304,7 +271,7 @@ def check_disk_space(case: Case) -> Iterator[Finding]:
 
 
 def check_data(claim: Claim) -> Iterator[Finding]:
-    """Check that the data folder exists on the cluster and, with a container, is mounted."""
+    """Yield findings if the data folder does not exist on the cluster, or is not mounted into the container."""
     folder, live = claim.data, claim.live
     if folder is None:
         return
@@ -316,12 +283,6 @@ def check_data(claim: Claim) -> Iterator[Finding]:
             yield Finding(f"data folder {folder} is not mounted into the container", "add it to container.mounts")
 
 
-def check_folder_in_use(case: Case) -> Iterator[Finding]:
-    """Check that no other job uses the run folder."""
-    if case.running:
-        yield Finding(f"the run is in use by {case.running}", "wait until it ends, or cancel it: `recipes cancel`")
-
-
 CLAIM_CHECKS = (check_profile, check_site_limits, check_folder_name, check_data)
 CHECKS = (
     check_gpus_per_node,
@@ -330,12 +291,11 @@ CHECKS = (
     check_gpu_support,
     check_checkpoint_interval,
     check_disk_space,
-    check_folder_in_use,
 )
 
 
 def paths_to_check(cluster: Cluster, data: Path | None = None) -> list[str]:
-    """List the paths to check on the cluster, without duplicates: those in the profile and a run's data folder."""
+    """Return the paths to look up on the cluster, without duplicates: those of the profile, and a data folder."""
     names: list[str] = []
     if cluster.container.image:
         names += cluster.container.mounted

@@ -1,4 +1,4 @@
-"""Environment variables that a profile's `[env]` cannot set, because the job sets them for each rank or attempt."""
+"""Environment variables that `[env]` of a profile cannot set, because the job sets them for each rank or attempt."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ RANK_VARIABLES = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables that torchrun sets (torch.distributed.elastic, "Environment Variables"); here rank.py and attempt.py do."""
+"""Variables that torchrun sets (torch.distributed.elastic, "Environment Variables"); here attempt.py and rank.py."""
 
 
 class Reserved(NamedTuple):
-    """A regular expression for whole variable names, and why a profile cannot set them."""
+    """Variables that a profile cannot set."""
 
     pattern: str
+    """regular expression that matches complete names"""
     reason: str
 
 
 RESERVED = (
-    Reserved(
-        "|".join(RANK_VARIABLES), "runtime/attempts/attempt.py and runtime/rank/rank.py set it for each job and rank"
-    ),
+    Reserved("|".join(RANK_VARIABLES), "runtime/attempts/attempt.py and runtime/rank/rank.py set it for each rank"),
     Reserved(
         r"TORCHELASTIC_\w+|TORCH_ELASTIC_\w+",
         "they belong to torchrun; runtime/rank/rank.py sets those that Lightning reads",
@@ -59,9 +58,9 @@ RESERVED = (
 
 
 def problem(name: str) -> str:
-    """Return why a profile's `[env]` cannot set a variable; "" if it can."""
+    """Return an error message if `[env]` of a profile cannot set a variable; "" if it can."""
     if inherited.slurm_options({name: ""}):
-        return f"{name} is an option of Slurm's commands: use [slurm] and slurm.options"
+        return f"{name} is an option of Slurm's commands; use [slurm] and slurm.options"
     for pattern, reason in RESERVED:
         if re.fullmatch(pattern, name):
             return f"{name} cannot be set: {reason}"

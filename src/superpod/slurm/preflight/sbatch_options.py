@@ -1,8 +1,8 @@
-"""All options of sbatch (22.05 to 25.05), and whether a profile's `slurm.options` may contain them.
+"""All options of sbatch (22.05 to 25.05), and whether `slurm.options` of a profile may contain them.
 
 The script sets the size, the placement of ranks, the output and the signals of a job, and the chain of attempts relies
 on them (docs/slurm.md, The profile). Options that would change these are rejected, with the reason and the profile key
-to use instead. Options that are not listed here, such as those of a site's SPANK plug-ins, are checked by
+to use instead. Options that are not listed here, such as those of SPANK plug-ins of a site, are checked by
 `sbatch --test-only` (slurm/profiles/live_cluster.py).
 
 Source: sbatch(1) of Slurm 22.05, and the release notes of 23.02 to 25.05 for later options.
@@ -14,20 +14,22 @@ from typing import NamedTuple
 
 
 class SbatchOption(NamedTuple):
-    """Whether `slurm.options` may contain an option."""
+    """The reason for rejecting an option in `slurm.options`, and the replacement."""
 
     rejected: str = ""
-    """why the option is rejected; "" = allowed"""
+    """reason; "" = the option is allowed"""
     key: str = ""
-    """replacement: a key of the profile or an option of `recipes submit`"""
+    """replacement: a key of the profile or an option of `recipes submit`; "" = none"""
 
 
 def _rejected_options(reason: str, *names: str, key: str = "") -> dict[str, SbatchOption]:
+    """Return options that are rejected for the same reason, by name."""
     return {name: SbatchOption(reason, key) for name in names}
 
 
 def _options_of_key(key: str, *names: str) -> dict[str, SbatchOption]:
-    return {name: SbatchOption("the script sets it from a key of the profile", key) for name in names}
+    """Return options that are rejected because a key of the profile sets them, by name."""
+    return _rejected_options("the script sets it from a key of the profile", *names, key=key)
 
 
 _ALLOWED = (
@@ -119,24 +121,25 @@ OPTIONS: dict[str, SbatchOption] = {
         *("test-only", "wrap", "parsable", "wait", "help", "usage", "version", "autocomplete", "external"),
     ),
 }
-"""By name, without dashes."""
+"""All options by name, without the leading dashes."""
 
 
 def problem(text: str) -> str:
-    """Return why `slurm.options` cannot contain an option such as `--nodes=4`, and what to use instead; "" if it can.
+    """Return an error message if `slurm.options` must not contain an option such as `--nodes=4`; "" if it may.
 
-    sbatch accepts any unambiguous prefix of a name (getopt_long): `--arr` is `--array`. Here names must be complete.
+    sbatch accepts any unambiguous prefix of a name (getopt_long), such as `--arr` for `--array`. Here names must be
+    complete.
     """
     name, _, value = text.removeprefix("--").partition("=")
     option = OPTIONS.get(name)
     if option is None:
         matching = sorted(known for known in OPTIONS if known.startswith(name))
-        return f"must not abbreviate --{matching[0]}: write option names in full" if matching else ""
+        return f"must not abbreviate --{matching[0]}; write option names in full" if matching else ""
     if option.rejected:
         message = f"must not contain --{name}: {option.rejected}"
         return f"{message}; use {option.key}" if option.key else message
     if name == "gres" and any(item.strip().startswith("gpu") for item in value.split(",")):
-        return "must not request GPUs with --gres: use slurm.gpus and gpus_per_node"
+        return "must not request GPUs with --gres; use slurm.gpus and gpus_per_node"
     if name == "priority" and value.strip() == "0":
         return "must not contain --priority=0, which holds the job forever"
     return ""

@@ -1,4 +1,4 @@
-"""Record which profiles `recipes cluster check` has compared with a node; `recipes submit` warns about the others."""
+"""Records the profiles that `recipes cluster check` has compared with a node; `recipes submit` warns about others."""
 
 from __future__ import annotations
 
@@ -13,30 +13,23 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
 
 
-def _mark(cluster: Cluster) -> Path:
-    """Return the path of an empty marker file named after a hash of the profile, so that a changed profile is
-    unchecked.
-    """
+def _marker(cluster: Cluster) -> Path:
+    """Return the path of the marker file of a checked profile; its name is a hash of all values of the profile."""
     return cache_folder().parent / "checked" / hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:32]
 
 
 def mark_checked(cluster: Cluster) -> None:
-    """Record that the profile matches a node."""
+    """Record that a profile matches a node of its cluster."""
     try:
-        _mark(cluster).parent.mkdir(parents=True, exist_ok=True)
-        _mark(cluster).touch()
+        _marker(cluster).parent.mkdir(parents=True, exist_ok=True)
+        _marker(cluster).touch()
     except OSError:
         pass  # with a read-only home folder, submit keeps warning
 
 
 def unchecked_findings(cluster: Cluster) -> list[Finding]:
-    """Return a note for a profile that has not been compared with a node; not a reason to refuse a submission."""
-    if _mark(cluster).is_file():
+    """Return a note if a profile has not been compared with a node of its cluster; otherwise []."""
+    if _marker(cluster).is_file():
         return []
-    keys = "network interface, modules, Pythons, shared folders"
-    return [
-        Finding(
-            f"this profile has not been compared with a node ({keys})",
-            "run `recipes cluster check`, which takes seconds",
-        )
-    ]
+    message = "this profile has not been compared with a node (network, modules, Python versions, shared folders)"
+    return [Finding(message, "run `recipes cluster check`, which takes seconds")]

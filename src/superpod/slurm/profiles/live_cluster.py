@@ -1,19 +1,30 @@
-"""Query a live cluster's partitions, accounts, limits, GPUs and folders with one shell script."""
+"""Queries the partitions, accounts, limits, GPUs and folders of a live cluster with one shell script."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.slurm.script import preamble
 from superpod.slurm.script.batch_script import resource_options
 
 if TYPE_CHECKING:
+    from superpod.slurm.preflight.limits import JobSize
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
+
+PATHS = r"""
+for path; do
+    if [ -d "$path" ] && [ -r "$path" ] && [ -x "$path" ]; then say "path:$path" echo folder
+    elif [ -f "$path" ] && [ -r "$path" ]; then say "path:$path" echo file
+    elif [ -e "$path" ]; then say "path:$path" echo unreadable
+    else say "path:$path" echo missing; fi
+done
+"""
+"""Shell code that prints the state of each path among its arguments; `say` must be defined as in QUERY."""
 
 # Each answer is preceded by \036 (record separator), its name and \037 (unit separator).
 QUERY = r"""
@@ -56,14 +67,8 @@ say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d")
     # `test -w` is not enough: root passes it, but cannot write in /proc or to a read-only file system
     test -d "$d" && t=$(mktemp "$d/.superpod-XXXXXXXX") && rm -f "$t" && df -Pk "$d" | tail -n 1' "$runs"
 say open find "$runs/." -maxdepth 0 -perm /022 ! -perm -1000 -printf '%m %g'
-for path; do
-    printf '\036path:%s\037' "$path"
-    if [ -d "$path" ] && [ -r "$path" ] && [ -x "$path" ]; then echo folder
-    elif [ -f "$path" ] && [ -r "$path" ]; then echo file
-    elif [ -e "$path" ]; then echo unreadable
-    else echo missing; fi
-done
 """.replace("FAILED", preamble.LOAD_FAILURE)
+QUERY += PATHS
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,11 @@ class Association:
 
     account: str
     partition: str = ""
-    """"" = all"""
+    """"" = all partitions"""
     qos: tuple[str, ...] = ()
     default_qos: str = ""
     limits: dict[str, str] = field(default_factory=dict)
-    """keys are sacctmgr's names: MaxWall, MaxTRES, GrpTRES, ...; "" = no limit"""
+    """limits by sacctmgr's names: MaxWall, MaxTRES, GrpTRES, ...; "" = no limit"""
 
 
 @dataclass(frozen=True)
@@ -94,16 +99,16 @@ class Reservation:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """The answers of a cluster. An empty table means that there was no answer, not that there are no entries."""
+    """The state of a cluster. An empty field means that there was no answer, not that there are no entries."""
 
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     associations: list[Association] = field(default_factory=list)
     """the associations of this user"""
     accounts: dict[str, dict[str, str]] = field(default_factory=dict)
-    """account -> limits shared by all its users"""
+    """limits of each account, shared by all its users"""
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
-    """QOS -> limits and flags, with sacctmgr's names"""
+    """limits and flags of each QOS, by sacctmgr's names"""
     queued: list[tuple[str, str]] = field(default_factory=list)
     """account and QOS of each job of this user in the queue"""
     user: str = ""
@@ -119,25 +124,25 @@ class LiveCluster:
     mpi: list[str] = field(default_factory=list)
     """PMI plug-ins that srun lists"""
     mpi_failure: str = ""
-    """why srun cannot load the profile's PMI plug-in; "" = it can"""
+    """srun's error if it cannot load the profile's PMI plug-in; otherwise "" """
     has_pyxis: bool = False
     python: int = 0
-    """version of the batch script's Python, such as 309 for 3.9; 0 = it does not run"""
+    """version of Python for the batch script, such as 309 for 3.9; 0 = it does not run"""
     ranks_python: bool = True
-    """whether the ranks' Python interpreter exists"""
+    """whether the Python interpreter for the ranks exists"""
     modules: dict[str, str] = field(default_factory=dict)
-    """module -> loads, missing, or "" if the machine has no `module` command"""
+    """state of each module: loads, missing, or "" if the machine has no `module` command"""
     runs_free: int | None = None
     """free bytes in the folder for runs; None = it is not writable"""
     runs_open: str = ""
     """mode of the folder for runs if other users can write to it and it lacks the sticky bit; "" otherwise"""
     rejection: str = ""
-    """why sbatch rejects a job of this size with the profile's options; "" = it does not"""
+    """sbatch's reason for rejecting a job of this size with the profile's options; "" = accepted"""
     paths: dict[str, str] = field(default_factory=dict)
-    """path -> folder, file, unreadable or missing"""
+    """state of each path: folder, file, unreadable or missing"""
 
     def nodes_in(self, partition: str) -> list[dict[str, str]]:
-        """List the nodes of one or more partitions, whose names are separated by commas."""
+        """Return the nodes of one or more partitions, whose names are separated by commas."""
         names = {*partition.split(",")}
         return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
 
@@ -147,31 +152,22 @@ class LiveCluster:
         return next((name for name, p in self.partitions.items() if p.get("Default") == "YES"), "")
 
 
-class JobShape(NamedTuple):
-    """The size of a job for `sbatch --test-only`."""
-
-    nodes: int
-    gpus_per_node: int
-    time: str
-    """"" = the profile's time limit"""
-
-
 def query_cluster(
     connection: Connection,
     cluster: Cluster,
     runs: str,
     paths: list[str],
     ranks_python: str = "",
-    size: JobShape | None = None,
+    size: JobSize | None = None,
 ) -> LiveCluster:
-    """Query the state of the cluster, and whether sbatch would accept a job.
+    """Return the state of a cluster, including the answer of `sbatch --test-only` to a job.
 
     Args:
-        connection: to a login node.
-        cluster: the profile.
-        runs: the folder for runs.
-        paths: files and folders whose existence is checked.
-        ranks_python: the ranks' Python interpreter; "" = not checked.
+        connection: connection to a login node.
+        cluster: profile of the cluster.
+        runs: folder for runs.
+        paths: files and folders to look up.
+        ranks_python: Python interpreter for the ranks; "" = not looked up.
         size: size of the job; None = one node with the profile's time limit, ignoring rejections that depend on the
             size.
 
@@ -184,7 +180,7 @@ def query_cluster(
     if not answers.get("config", "").strip():
         raise UserError(
             f"{connection}: Slurm's controller does not answer",
-            "run `scontrol ping` there; `recipes render` prints the script without Slurm",
+            "run `scontrol ping` there; `recipes render` needs no controller",
         )
     return replace(
         parse(answers),
@@ -193,22 +189,22 @@ def query_cluster(
     )
 
 
-# sbatch's messages for a job that cannot start now (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
+# Messages of sbatch for a job that cannot start now (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
 _TRANSIENT = re.compile(
     r"Requested nodes are busy|Required node not available|Requested partition configuration not available now"
     r"|Unable to contact|Socket timed out|Connection refused|temporarily unable|try again"
 )
 UNAVAILABLE = "Requested node configuration is not available"
-"""sbatch's message if no node has the requested size, and also while nodes are down, drained or reserved."""
+"""Message of sbatch if no node has the requested size, but also while nodes are down, drained or reserved."""
 _SIZE_DEPENDENT = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
 """Rejections that depend on the size or time limit of the job."""
 
 
 def expand_hosts(connection: Connection, option: str) -> list[str]:
-    """List the nodes of an option such as `--nodelist=node[1-2]`.
+    """Return the names of the nodes in an option such as `--nodelist=node[1-2]`.
 
     Raises:
-        UserError: the value is not a list of nodes.
+        UserError: the value is not a Slurm hostlist.
     """
     return connection.run(["scontrol", "show", "hostnames", option.partition("=")[2]]).split()
 
@@ -218,13 +214,15 @@ def nodelist_option(cluster: Cluster) -> str:
     return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
 
 
-def _sbatch_rejection(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
-    """Return why sbatch rejects a job with the profile's options; "" if it does not. Queues nothing."""
-    nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
-    nodelist = nodelist_option(cluster)
-    if size is None and nodelist:
-        nodes = len(expand_hosts(connection, nodelist)) or 1
-    options = [*resource_options(cluster, nodes, gpus, time), *cluster.slurm.options]
+def _sbatch_rejection(connection: Connection, cluster: Cluster, size: JobSize | None) -> str:
+    """Return sbatch's reason for rejecting a job with the profile's options; "" if it accepts it. Queues nothing."""
+    if size is not None:
+        resources = resource_options(cluster, size.nodes, size.gpus_per_node, size.time)
+    else:
+        nodelist = nodelist_option(cluster)
+        nodes = len(expand_hosts(connection, nodelist)) if nodelist else 0
+        resources = resource_options(cluster, nodes or 1, cluster.gpus_per_node)
+    options = [*resources, *cluster.slurm.options]
     output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 && echo accepted || true', *options)
     lines = [re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line).strip() for line in output.splitlines()]
     lines = [line for line in lines if line and line != "Unspecified error" and not line.startswith('Try "')]
@@ -244,9 +242,9 @@ srun --mpi="$mpi" --test-only --nodes=1 --ntasks=1 "$@" true 2>&1 || true
 
 
 def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
-    """Return why srun cannot load the profile's PMI plug-in; "" if it can.
+    """Return srun's error if it cannot load the profile's PMI plug-in; otherwise "".
 
-    `srun --mpi=list` is not sufficient: it lists plug-ins whose library is missing.
+    `srun --mpi=list` is not sufficient, because it also lists plug-ins whose library is missing.
     """
     slurm = cluster.slurm
     if slurm.mpi == "none":
@@ -258,7 +256,7 @@ def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
 
 
 def parse(answers: dict[str, str]) -> LiveCluster:
-    """Parse the raw output of each command in QUERY."""
+    """Return the state of a cluster from the output of the commands in QUERY, by their names."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
     free_match = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
     now = answers.get("now", "").strip()
@@ -290,6 +288,7 @@ def parse(answers: dict[str, str]) -> LiveCluster:
 
 
 def _open_mode(answers: dict[str, str]) -> str:
+    """Return the mode of the folder for runs if other users can write to it and it lacks the sticky bit; else ""."""
     mode, _, group = answers.get("open", "").strip().partition(" ")
     only_group = mode.isdigit() and not int(mode, 8) & 0o002
     if only_group and group == answers.get("user", "").strip():
@@ -298,12 +297,13 @@ def _open_mode(answers: dict[str, str]) -> str:
 
 
 def _parse_table(text: str, key: str) -> dict[str, dict[str, str]]:
+    """Return the rows of `scontrol show ... -o` (KEY=VALUE ...) by the value of `key`."""
     rows = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in text.splitlines() if line.strip()]
     return {row[key]: row for row in rows if key in row}
 
 
 def _parse_rows(text: str) -> list[dict[str, str]]:
-    """Parse a `sacctmgr --parsable2` table, whose first line names the columns."""
+    """Return the rows of a `sacctmgr --parsable2` table, whose first line contains the column names."""
     head, *lines = text.splitlines() or [""]
     return [dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines if "|" in line]
 
@@ -329,19 +329,20 @@ def _parse_reservations(answers: dict[str, str]) -> list[Reservation]:
 
 
 def _parse_time(text: str, fallback: datetime) -> datetime:
+    """Return the time in an ISO 8601 text, or `fallback` for "Unknown" and "NONE"."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        return fallback  # "Unknown", "NONE"
+        return fallback
 
 
 def list_items(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list from Slurm; () for (null) and ALL."""
+    """Return the items of a comma-separated list from Slurm, without "(null)" and "ALL"."""
     return tuple(item for item in text.split(",") if item not in ("", "(null)", "ALL"))
 
 
 def count_gpus(node: dict[str, str]) -> tuple[int, str]:
-    """Return the number of GPUs that Slurm lists for a node, and their type ("" = not specified)."""
+    """Return the number of GPUs in the Gres of a node, and their type ("" if Slurm does not list it)."""
     match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
     if match is None:
         return 0, ""
@@ -349,7 +350,10 @@ def count_gpus(node: dict[str, str]) -> tuple[int, str]:
 
 
 def is_usable(state: str) -> bool:
-    """Return whether a node can run jobs, possibly after Slurm powers it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
+    """Return whether a node in this state can run jobs, possibly after Slurm powers it up.
+
+    For example, DOWN and IDLE+DRAIN are not usable, but IDLE+CLOUD+POWERED_DOWN is.
+    """
     flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
     if flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}:
         return False

@@ -1,7 +1,7 @@
-"""Check a profile on a compute node with one short job.
+"""Checks a profile on a compute node with one short job.
 
-A login node has no GPUs, and its network interfaces, modules and disks differ from those of the compute nodes. The job
-requests one node with its GPUs, as a run does, and changes nothing.
+A login node has no GPUs, and its network interfaces, modules and disks differ from those of the compute nodes. Like a
+run, the job requests a node with all its GPUs. It changes nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 WAIT_S = 60
-"""Seconds that the job may wait for a node."""
+"""Maximum seconds in the queue."""
 
-# The answers have the format of live_cluster.QUERY. Arguments: modules, host_python, ranks' Python, path and content of
-# a file written on the login node, paths...
+# The answers have the format of live_cluster.QUERY. Arguments: modules, host_python, Python for the ranks, path and
+# content of a file written on the login node, paths...
 PROBE = (
     preamble.DIE
     + preamble.MODULES
@@ -61,13 +61,8 @@ say hcas sh -c 'for port in /sys/class/infiniband/*/ports/1; do test -e "$port/r
     echo "${name%%/*}|$(cat "$port/link_layer")|$(cut -d" " -f1 "$port/rate")"; done'
 say sbatch sh -c 'command -v sbatch'
 shift 5
-for path; do
-    if [ -d "$path" ] && [ -r "$path" ] && [ -x "$path" ]; then say "path:$path" echo folder
-    elif [ -f "$path" ] && [ -r "$path" ]; then say "path:$path" echo file
-    elif [ -e "$path" ]; then say "path:$path" echo unreadable
-    else say "path:$path" echo missing; fi
-done
 """
+    + live_cluster.PATHS
 )
 
 
@@ -79,38 +74,38 @@ class Hca:
     link_layer: str
     """InfiniBand or Ethernet; "" = unknown"""
     gb_s: float
-    """data rate, Gbit/s; 0 = unknown"""
+    """data rate in Gbit/s; 0 = unknown"""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """The answers of a node."""
+    """The state of a compute node."""
 
     host: str
     modules: dict[str, str] = field(default_factory=dict)
-    """module -> loads, missing, or `no module command`"""
+    """state of each module: loads, missing, or `no module command`"""
     python: int = 0
-    """version of the batch script's Python, such as 309 for 3.9; 0 = it does not run"""
+    """version of Python for the batch script, such as 309 for 3.9; 0 = it does not run"""
     ranks_python: int = 0
-    """version of the ranks' Python interpreter, in the same format"""
+    """version of Python for the ranks, in the same format"""
     shared: bool = False
-    """whether the node sees a file that the login node wrote into the folder for runs"""
+    """whether the node can read a file that the login node wrote into the folder for runs"""
     writable: bool = False
     """whether the node can write to the folder for runs"""
     gpus: tuple[str, ...] = ()
-    """names printed by nvidia-smi"""
+    """names of the GPUs according to nvidia-smi"""
     interfaces: tuple[str, ...] = ()
     route: str = ""
     """interface of the default route"""
     hcas: tuple[Hca, ...] = ()
     has_sbatch: bool = False
     mpi_failure: str = ""
-    """why no job step starts with the profile's PMI plug-in, although one starts without it; "" = one starts"""
+    """srun's error with the profile's PMI plug-in, if a job step starts only without it; otherwise "" """
     paths: dict[str, str] = field(default_factory=dict)
 
     @property
     def network(self) -> str:
-        """The kind of network, as a value of network.kind."""
+        """The type of network: infiniband, roce or ethernet, the values of network.kind."""
         layers = {hca.link_layer for hca in self.hcas} - {""}
         if "InfiniBand" in layers:
             return "infiniband"
@@ -118,11 +113,17 @@ class NodeFacts:
 
 
 class NoNodeAvailable(UserError):
-    """No node answered, so the profile remains unchecked."""
+    """No node ran the job, so the profile was not checked."""
 
 
 def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks_python: str = "") -> NodeFacts:
-    """Probe one node that is free now.
+    """Return the state of one node, queried in a job.
+
+    Args:
+        connection: connection to a login node.
+        cluster: profile of the cluster.
+        paths: files and folders to look up on the node.
+        ranks_python: Python interpreter for the ranks; "" = not looked up.
 
     Raises:
         NoNodeAvailable: no node is free within WAIT_S seconds, or Slurm rejects the profile's options.
@@ -134,7 +135,7 @@ def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks
         raise UserError(f"{cluster.folders.runs} is not writable", "set folders.runs to another folder")
     command = ["bash", "-c", PROBE, "probe", " ".join(cluster.software.modules), cluster.software.host_python]
     command += [ranks_python, file, content, *paths]
-    # If the profile has a list of nodes, probe the first of them.
+    # If the profile has a --nodelist option, probe the first of these nodes.
     nodelist = live_cluster.nodelist_option(cluster)
     nodes = live_cluster.expand_hosts(connection, nodelist) if nodelist else []
     if nodes:
@@ -146,9 +147,9 @@ def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks
 
 
 def _run_probe(connection: Connection, cluster: Cluster, command: list[str]) -> str:
-    """Run a command on a node and return its output.
+    """Run a command on one node and return its output.
 
-    If the step starts only with --mpi=none, the failure of the PMI plug-in is added to the output.
+    If the job step starts only with --mpi=none, srun's error is appended to the output as the answer `mpi_failure`.
     """
     limit_s = WAIT_S + 120
     try:
@@ -163,7 +164,7 @@ def _run_probe(connection: Connection, cluster: Cluster, command: list[str]) -> 
     raise NoNodeAvailable(f"no node ran a job with this profile within {WAIT_S + 60} s: {failure}", failure.hint)
 
 
-# Write into the nearest existing parent folder: a check does not create folders.
+# The file is written into the nearest existing parent folder, because a check does not create folders.
 WRITE_FILE = r"""
 d=$1
 while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
@@ -172,11 +173,14 @@ while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
 
 
 def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[str]:
-    """Return an srun command for whole nodes and their GPUs, as for a run; it gives up after WAIT_S in the queue."""
+    """Return an srun command for all GPUs of `nodes` nodes with `tasks` tasks each, limited to `minutes`.
+
+    It fails if the job waits longer than WAIT_S seconds.
+    """
     resources = resource_options(cluster, nodes, cluster.gpus_per_node, str(minutes))
-    # The profile's CPUs per task apply to ranks; here a task may use all CPUs of its node.
+    # slurm.cpus_per_task applies to ranks; here a task may use all CPUs of its node.
     resources = [option for option in resources if not option.startswith("--cpus-per-task=")]
-    # `timeout` as well as --immediate, which keeps waiting when a limit holds the job; at SIGTERM srun cancels the job.
+    # --immediate keeps waiting if a limit holds the job; on SIGTERM from `timeout`, srun cancels the job.
     command = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
     command += [option for option in cluster.slurm.options if option != "--ignore-pbs"]  # not an option of srun
     command += ["--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
@@ -184,7 +188,7 @@ def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[
 
 
 def parse(output: str, content: str) -> NodeFacts:
-    """Parse the output of PROBE."""
+    """Return the state of a node from the output of PROBE; `content` is that of the file written on the login node."""
     answers = {name: text.strip() for name, text in (part.split("\037", 1) for part in output.split("\036")[1:])}
     rows = (line.split("|") for line in answers.get("hcas", "").splitlines() if line.count("|") == 2)
 
@@ -217,7 +221,7 @@ def _digits_or_zero(text: str) -> int:
 
 
 def check_gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check the type and number of GPUs."""
+    """Yield a finding if the node has fewer GPUs than the profile, or GPUs of another type."""
     if cluster.declared_only:
         return
     if len(node.gpus) < cluster.gpus_per_node:
@@ -231,7 +235,10 @@ def check_gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that the interface for NCCL's bootstrap exists. The value may be a list of prefixes after `=` or `^`."""
+    """Yield a finding for each name in network.interface that no interface of the node matches.
+
+    As in NCCL_SOCKET_IFNAME, names are prefixes, or complete names after `=`; a list after `^` excludes interfaces.
+    """
     interface_list = cluster.network.interface
     if not interface_list or interface_list.startswith("^"):
         return
@@ -247,7 +254,7 @@ def check_interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check the names of the HCAs, the type of network and the data rate of the fabric."""
+    """Yield findings if network.hcas, network.kind or the data rate of the fabric does not match the node's HCAs."""
     existing_hcas = {hca.name: hca for hca in node.hcas}
     listed, kind = cluster.network.hcas, cluster.network.kind
     names: list[str] = []
@@ -271,6 +278,7 @@ def check_hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def _check_network_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
+    """Yield a finding if the fastest HCA is more than 10 % slower than the fabric in the profile."""
     fabric = hardware.builtin().fabrics[cluster.fabric]
     fastest_rate = max(hca.gb_s for hca in compute)
     if 0 < fastest_rate < 0.9 * fabric.gbps:
@@ -282,13 +290,13 @@ def _check_network_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iter
 
 
 def check_pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check Python on the node: 3.9 or later for the batch script, 3.10 or later for the ranks (NeMo)."""
+    """Yield a finding if Python on the node is older than 3.9 for the batch script, or 3.10 for the ranks (NeMo)."""
     yield from check_host_python(cluster, node.python, f" on {node.host}")
     if cluster.container.image:
         return
     if not node.ranks_python:
         yield Finding(
-            f"the ranks' Python interpreter does not run on {node.host}",
+            f"the Python interpreter for the ranks does not run on {node.host}",
             "set software.python to a Python on a shared file system",
         )
     elif node.ranks_python < 310:
@@ -299,15 +307,15 @@ def check_pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_modules(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that every module loads."""
+    """Yield a finding for each module that does not load on the node."""
     yield from module_findings(cluster, node.modules, f" on {node.host}")
 
 
 def check_folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that the node sees the login node's folder for runs, can write to it, and has the profile's other paths."""
+    """Yield a finding for each folder of the profile that the node cannot access, or cannot write to if it must."""
     if not node.shared:
         yield Finding(
-            f"folders.runs {cluster.folders.runs}: {node.host} does not see files written on the login node",
+            f"folders.runs {cluster.folders.runs}: {node.host} cannot read a file written on the login node",
             "specify a folder on a file system shared by all nodes",
         )
     elif not node.writable:
@@ -323,7 +331,7 @@ def check_folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that the node has sbatch if chain.self_submit is set."""
+    """Yield a finding if chain.self_submit is set and the node has no sbatch."""
     if cluster.chain.self_submit and not node.has_sbatch:
         yield Finding(
             f"chain.self_submit is set, but {node.host} has no sbatch",
@@ -332,7 +340,7 @@ def check_self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def check_mpi(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that job steps start with the PMI plug-in."""
+    """Yield a finding if job steps do not start with the profile's PMI plug-in."""
     if node.mpi_failure:
         yield mpi_finding(cluster, node.mpi_failure, f" on {node.host}")
 
@@ -350,7 +358,7 @@ CHECKS = (
 
 
 def findings(cluster: Cluster, node: NodeFacts) -> list[Finding]:
-    """List the differences between a profile and a node."""
+    """Return the differences between a profile and a node."""
     return [finding for check in CHECKS for finding in check(cluster, node)]
 
 
@@ -369,10 +377,10 @@ VERIFIABLE_KEYS = {
         *("container.mounts", "folders.runs", "folders.cache", "folders.data"),
     },
 }
-"""Keys that can be verified by asking the controller, the login node and a compute node. Some of the other keys are
-choices (times, limits, notifications); the contents of an image and the binding of ranks are verified only by a run."""
+"""Keys that the controller, the login node or a compute node can verify. Some of the other keys are choices (times,
+limits, notifications); the contents of an image and the binding of ranks are verified only by a run."""
 
 
 def node_only_keys() -> list[str]:
-    """List the keys that only a compute node can verify."""
+    """Return the keys that only a compute node can verify."""
     return sorted(VERIFIABLE_KEYS["a node"] - VERIFIABLE_KEYS["the controller"] - VERIFIABLE_KEYS["this machine"])

@@ -1,6 +1,6 @@
-"""Write a cluster profile based on a default profile and on what Slurm and one of its nodes report.
+"""Renders a cluster profile from a default profile and the values that Slurm and one of its nodes report.
 
-Only verified values are written: for example, the cache folder exists, and a node has the network interface.
+Only verified values are written, such as a cache folder that exists and a network interface that a node has.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def render_profile(connection: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
-    """Render the TOML of a profile for the cluster behind `connection`.
+    """Return a profile for the cluster behind `connection`, as TOML.
 
     Args:
-        connection: to the cluster.
-        like: default profile to start from; "" = chosen based on the GPUs.
-        host: login host to write into the profile.
+        connection: connection to the cluster.
+        like: default profile to start from; "" = the one for the GPU type that Slurm lists.
+        host: login node to write into the profile.
         runs: folder for runs to write into the profile.
 
     Raises:
@@ -35,15 +35,15 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
         raise UserError(f"--like: there is no cluster profile {like!r}", hint)
     defaults = [profiles.load(name) for name in profiles.names()]
     mounted_paths = sorted({path for one in defaults for path in (*one.container.mounted, one.folders.cache) if path})
-    # Any profile will do here: only its host_python is used.
+    # Only host_python of this profile is used, which is the same in all default profiles.
     answers = live_cluster.query_cluster(connection, profiles.load("testbed"), runs or "/", mounted_paths)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_in(partition)
     (count, kind), _ = Counter(map(live_cluster.count_gpus, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
-    name = like or _default_name(kind)
+    name = like or f"dgx_{hardware.builtin().gpu_name(kind)}"
     if name not in profiles.names():
         raise UserError(
-            f"the GPUs have the type {kind!r} in Slurm, and there is no default profile for it",
+            f"there is no default profile for the GPU type {kind!r} that Slurm lists",
             f"choose a profile with --like: {', '.join(profiles.names())}",
         )
     text = (profiles.DEFAULT_PROFILES / f"{name}.toml").read_text()
@@ -58,9 +58,9 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
     text = _set(text, "gpus_per_node", str(count)) if count else text
     text = _set(text, "runs", f'"{runs}"') if runs else text
     if answers.has_pyxis:
-        box = profiles.load(name).container
-        places = zip(box.mounts, box.mounted, strict=True)
-        existing_mounts = [mount for mount, path in places if answers.paths.get(path) in ("folder", "file")]
+        container = profiles.load(name).container
+        mounts = zip(container.mounts, container.mounted, strict=True)
+        existing_mounts = [mount for mount, path in mounts if answers.paths.get(path) in ("folder", "file")]
         text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(existing_mounts), text)
     else:
         text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # without pyxis, ranks need a virtual environment
@@ -73,7 +73,7 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
 
 
 def _set_network(text: str, name: str, connection: Connection) -> str:
-    """Set the network keys to the values that a node reports; clear them if no node is free."""
+    """Return the profile `text` with the network keys set to the values of a node, or cleared if no node is free."""
     try:
         node = node_probe.probe_node(connection, profiles.parse(text, name), [])
     except UserError:
@@ -94,11 +94,6 @@ def _set_network(text: str, name: str, connection: Connection) -> str:
     return text
 
 
-def _default_name(kind: str) -> str:
-    """Return the name of the default profile for a GPU type as named in Slurm."""
-    return f"dgx_{hardware.builtin().gpu_name(kind)}"
-
-
 def _set(text: str, key: str, value: str) -> str:
-    """Set the value of a key and keep its comment; do nothing if the key is missing."""
+    """Return TOML with the value of a key replaced, keeping its comment; unchanged if the key is missing."""
     return re.sub(rf"(?m)^({key}\s*=\s*)(\"[^\"]*\"|\S+)", lambda m: m[1] + value, text, count=1)

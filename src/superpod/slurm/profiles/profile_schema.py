@@ -1,4 +1,4 @@
-"""The keys of a cluster profile and their allowed values. Imports pydantic; use `profiles.load`."""
+"""The keys of a cluster profile and their valid values. Imports pydantic; other modules call `profiles.load`."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def _validate_option(value: str) -> str:
 
 def _validate_variable_name(value: str) -> str:
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError(
-            "must be the name of an environment variable, such as SUPERPOD_WEBHOOK, not the address, which is a secret"
-        )
+        raise ValueError("must be the name of a variable, such as SUPERPOD_WEBHOOK, not the address, which is a secret")
     return value
 
 
@@ -135,35 +133,35 @@ class _Table(BaseModel):
 
 
 class Slurm(_Table):
-    """The resources that a job requests."""
+    """[slurm]: the resources of a job."""
 
     account: Line = ""
     partition: Line = ""
     qos: Line = ""
     constraint: Line = ""
     gpus: GpuForm = "gpus-per-node"
-    """the option that requests GPUs: gpus-per-node, gres, or none if Slurm allocates whole nodes"""
+    """the option that requests GPUs: gpus-per-node, gres, or none if Slurm does not manage GPUs"""
     gpu_type: Line = ""
-    """GPU type in the site's gres, as in gpu:h100:8; usually empty"""
+    """GPU type in the site's gres, such as h100 for gpu:h100:8; usually empty"""
     exclusive: bool = True
     mem: Annotated[str, AfterValidator(_validate_memory)] = "0"
-    """memory per node; "0" = all memory; "" is not allowed"""
+    """memory per node; "0" = all memory"""
     cpus_per_task: int = Field(default=0, ge=0, le=1024)
-    """0 = Slurm's default; with whole nodes, every task may use all CPUs"""
+    """CPUs per rank; 0 = Slurm's default: on exclusive nodes, all CPUs are available to every task"""
     cpu_bind: CpuBind = "gpu"
     """gpu: each rank runs on the CPUs local to its GPU; slurm: srun binds the ranks (TaskPluginParam)"""
     topology: Topology = ""
-    """block if Slurm uses topology/block with NVLink domains: jobs then use --segment if their layout needs it"""
+    """block if Slurm uses topology/block with NVLink domains; jobs then use --segment if their layout needs it"""
     time: Annotated[str, AfterValidator(_validate_time)] = "4:00:00"
     """time limit per attempt"""
     mpi: Mpi = "none"
-    """value of srun --mpi; PyTorch does not use PMI; pmix if srun requires it on your cluster"""
+    """value of srun --mpi; PyTorch does not use PMI, but some clusters require pmix"""
     options: list[Annotated[str, AfterValidator(_validate_option)]] = []
-    """further sbatch options, such as "--reservation=mine" or "--switches=1" """
+    """additional sbatch options, such as "--reservation=mine" or "--switches=1" """
 
 
 class Container(_Table):
-    """Settings of pyxis and enroot. If no image is set, ranks do not run in a container."""
+    """[container]: settings of pyxis and enroot. Without an image, ranks do not run in a container."""
 
     image: Line = ""
     mounts: list[Annotated[str, AfterValidator(_validate_mount)]] = []
@@ -177,43 +175,42 @@ class Container(_Table):
 
 
 class Software(_Table):
-    """Python for the ranks and for the batch script, and modules."""
+    """[software]: Python for the ranks and for the batch script, and modules."""
 
     python: Line = ""
-    """Python for the ranks, an absolute path for a virtual environment; "" = from the container, or the one in use now
-    """
+    """Python for the ranks; "" = that of the container or, without one, of the process that submits the run"""
     host_python: Line = "python3"
-    """Python for the batch script on the first node, 3.9 or later, standard library only"""
+    """Python for the batch script on the first node, 3.9 or later; only the standard library is needed"""
     modules: list[Line] = []
     """modules that the batch script loads first"""
 
 
 class NetworkTable(_Table):
-    """The network, for NCCL and gloo."""
+    """[network]: the network of NCCL and gloo."""
 
     kind: Network = "infiniband"
     interface: Line = ""
     """interface for NCCL's bootstrap and for gloo (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"""
     hcas: Line = ""
-    """compute HCAs (NCCL_IB_HCA); "" = NCCL finds them"""
+    """HCAs of the compute network (NCCL_IB_HCA); "" = NCCL detects them"""
 
 
 class Folders(_Table):
-    """Folders on a file system shared by the login node and all compute nodes."""
+    """[folders]: folders on a file system that the login node and all compute nodes share."""
 
     runs: Path_
-    """parent of the run folders"""
+    """folder in which run folders are created"""
     data: OptionalPath = ""
     cache: OptionalPath = ""
     """HF_HOME: tokenizers and weights downloaded beforehand"""
     umask: Annotated[str, AfterValidator(_validate_umask)] = ""
     """umask for the files of a run: "0027" lets the group read them; "" = umask of the submitting user"""
     group: Line = ""
-    """group of run folders; "" = your group, or the group of the folder for runs if it has the setgid bit"""
+    """group of run folders; "" = your group, or that of the folder for runs if it has the setgid bit"""
 
 
 class LoginTable(_Table):
-    """The machine with Slurm's commands: this one if `host` is empty, otherwise one reached over SSH."""
+    """[login]: the machine that runs Slurm's commands, over SSH; this machine if `host` is empty."""
 
     host: Line = ""
     user: Line = ""
@@ -222,39 +219,38 @@ class LoginTable(_Table):
 
 
 class Chain(_Table):
-    """The attempts of a run."""
+    """[chain]: the attempts of a run."""
 
     attempts: int = Field(default=3, ge=1, le=50)
-    """jobs queued at once, each waiting for the one before it"""
+    """number of jobs to queue at submission; each waits for the previous one"""
     save_s: int = Field(default=300, ge=10, le=7200)
-    """seconds before the time limit at which the ranks save and exit"""
+    """seconds before the time limit at which the ranks save a checkpoint and exit"""
     idle_attempts: int = Field(default=2, ge=1, le=50)
     """number of consecutive attempts without a new checkpoint after which the run stops"""
     failures: int = Field(default=20, ge=1, le=1000)
-    """number of failed attempts that a run may have; one more stops it"""
+    """maximum number of failed attempts; one more stops the run"""
     stalled_s: int = Field(default=600, ge=10, le=86400)
-    """seconds without a step after which a run counts as stalled"""
+    """seconds without a step after which a run is stalled"""
     verify_checkpoint: bool = False
-    """read every byte of the checkpoint that an attempt resumes from, on all nodes; otherwise check sizes and a sample
-    """
+    """read all bytes of the checkpoint that an attempt resumes from, instead of checking sizes and a sample"""
     self_submit: bool = False
     """each job submits the next attempt; compute nodes must be able to run sbatch"""
 
 
 class Notify(_Table):
-    """Notifications: Slurm sends mail about a job, the webhook a message about the run."""
+    """[notify]: mail from Slurm about jobs, and messages about the run to a webhook."""
 
     mail: Line = ""
     """value of --mail-user; "" = no mail"""
     mail_on: list[Mail] = ["END", "FAIL", "INVALID_DEPEND"]
     """values of --mail-type"""
     webhook_env: Annotated[str, AfterValidator(_validate_variable_name)] = ""
-    """name of an environment variable that contains the address when you run `recipes submit`; never the address itself
-    """
+    """name of the environment variable of `recipes submit` that contains the address; not the address itself"""
     webhook_file: Annotated[str, AfterValidator(_validate_secret_file)] = ""
     """file with mode 0600 that contains the address, readable on the first node of a job"""
     webhook_on: list[Event] = ["end", "stop", "stall"]
-    """end: the run is done; stop: no further attempt will start; stall: a rank stopped responding, the run resumes"""
+    """end: the run is done; stop: no further attempt will start; stall: a rank stopped responding and the run resumes
+    """
 
     def webhook_option(self) -> JsonObject:
         """Return the value of `attempt.py --notify`; {} if there is no webhook."""
@@ -264,17 +260,17 @@ class Notify(_Table):
 
 
 class Health(_Table):
-    """Node checks, which run before a job trains and in `recipes cluster health`."""
+    """[health]: node checks, which `recipes cluster health` runs and optionally the first step of every job."""
 
     checks: list[Annotated[str, AfterValidator(_validate_check)]] = []
     first_step: bool = False
     """run the checks at the start of every job"""
     min_bus_gb_s: float = Field(default=0.0, ge=0.0, le=10000.0)
-    """minimum all-reduce bus bandwidth, GB/s; 0 = no limit"""
+    """minimum bus bandwidth of an all-reduce in GB/s; 0 = no limit"""
     free_gib: int = Field(default=10, ge=0)
-    """minimum free disk space per node, GiB"""
+    """minimum free disk space per node in GiB"""
     max_skew_s: float = Field(default=2.0, gt=0.0)
-    """maximum difference between the clock of a node and the median, seconds"""
+    """maximum difference between the clock of a node and the median, in seconds"""
 
 
 class Cluster(_Table):
@@ -287,7 +283,7 @@ class Cluster(_Table):
     """name of the fabric in the planner; "" = the fabric of a SuperPOD with this GPU"""
     gpus_per_node: int = Field(default=8, ge=1, le=64)
     declared_only: bool = False
-    """the GPUs are declared but do not exist (a testbed): ranks run a rehearsal on CPUs"""
+    """the GPUs do not exist (a testbed), and the ranks run a rehearsal on CPUs"""
     slurm: Slurm
     container: Container = Container()
     software: Software = Software()
@@ -302,7 +298,7 @@ class Cluster(_Table):
     @model_validator(mode="before")
     @classmethod
     def _default_gpus_per_node(cls, values: Any) -> Any:
-        """Set the default of gpus_per_node based on the GPU."""
+        """Set the default of gpus_per_node to the number of GPUs in a node of this GPU type."""
         if not isinstance(values, dict):
             return values
         node = hardware.builtin().nodes.get(str(values.get("gpu")))
@@ -311,21 +307,19 @@ class Cluster(_Table):
     @model_validator(mode="after")
     def _check_combinations(self) -> Cluster:
         if 2 * self.chain.save_s > seconds(self.slurm.time):
-            raise ValueError(
-                f"slurm.time {self.slurm.time} must be at least twice chain.save_s, which is {self.chain.save_s} s"
-            )
+            raise ValueError(f"slurm.time {self.slurm.time} must be at least 2 x chain.save_s ({self.chain.save_s} s)")
         if self.slurm.gpus == "gres" and any(option.startswith("--gres=") for option in self.slurm.options):
             raise ValueError(
-                'slurm.options: --gres would override the GPU request that slurm.gpus = "gres" generates; set '
-                'slurm.gpus = "gpus-per-node"'
+                'slurm.options must not contain --gres with slurm.gpus = "gres", because it would override the '
+                'GPU request; set slurm.gpus = "gpus-per-node"'
             )
         for name, key, value in self._derived_variables():
             if value and self.env.get(name, value) != value:
-                raise ValueError(f"env.{name} conflicts with {key} {value!r}: remove one of the two")
+                raise ValueError(f"env.{name} conflicts with {key} {value!r}; remove one of them")
         return self
 
     def _derived_variables(self) -> tuple[tuple[str, str, str], ...]:
-        """List variable, key and value for each variable that slurm/script/cluster_variables.py sets from a key."""
+        """Return the name, the profile key and the value of each variable that cluster_variables.py sets from a key."""
         network = self.network
         return (
             ("NCCL_SOCKET_IFNAME", "network.interface", network.interface),

@@ -12,16 +12,16 @@ Topology = Literal["", "block"]
 Mail = Literal["NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80"]
 """Slurm's --mail-type (sbatch(1))."""
 Event = Literal["end", "stop", "stall"]
-"""Events of a run that are sent to the webhook: runtime/attempts/notify.py."""
+"""Events of a run about which the webhook receives a message (runtime/attempts/notify.py)."""
 Network = Literal["infiniband", "roce", "ethernet", "none"]
 CHECKS = ("gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth")
-"""Built-in node checks; a collection's checks/NAME.sh adds NAME."""
+"""Built-in node checks; checks/NAME.sh of a user's collection adds the check NAME."""
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def seconds(time: str) -> int:
-    """Convert a time in one of Slurm's formats (minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S) to seconds.
+    """Return a time in one of Slurm's formats (M, M:S, H:M:S, D-H, D-H:M, D-H:M:S) in seconds.
 
     Raises:
         ValueError: the format is invalid.
@@ -42,10 +42,10 @@ def seconds(time: str) -> int:
 
 
 def one_line(value: str) -> str:
-    """Validate a value that must fit on one line of a job file, and return it.
+    """Return a value for one line of a job file unchanged, after checking it.
 
     Raises:
-        ValueError: it contains a line break, a control character or a secret.
+        ValueError: the value contains a line break, a control character or a secret.
     """
     from superpod.common.redaction import redact_text
 

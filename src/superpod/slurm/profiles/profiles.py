@@ -1,4 +1,4 @@
-"""Load cluster profiles: TOML files that describe a site's Slurm, containers, network and folders.
+"""Loads cluster profiles: TOML files that describe the Slurm installation, containers, network and folders of a site.
 
 `slurm/clusters/*.toml` are profiles of DGX SuperPODs; a site copies one and sets its account, partition and folders.
 """
@@ -26,10 +26,10 @@ RENAMED_KEYS = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 
 
 def load(name: str) -> Cluster:
-    """Load a profile by name (a default profile or one from the user's collections) or from the path of a TOML file.
+    """Load a profile by name (a default profile or one of the user's collections) or by the path of a TOML file.
 
     Raises:
-        UserError: there is no such profile, or it is invalid; the message has each mistake's line and the valid values.
+        UserError: there is no such profile, or it is invalid; the message contains all errors with their lines.
     """
     profiles = _paths_by_name()
     is_path = name.endswith(".toml") or "/" in name
@@ -42,7 +42,7 @@ def load(name: str) -> Cluster:
 
 
 def names() -> list[str]:
-    """List the default profiles and those from the user's collections."""
+    """Return the sorted names of the default profiles and those of the user's collections."""
     return sorted(_paths_by_name())
 
 
@@ -54,7 +54,7 @@ def parse(text: str, where: str) -> Cluster:
     """Parse a profile from TOML; `where` is the file name for messages.
 
     Raises:
-        UserError: with every mistake, its line and the allowed values.
+        UserError: the text is not TOML or not a valid profile; the message contains all errors with their lines.
     """
     import tomllib
 
@@ -67,24 +67,25 @@ def parse(text: str, where: str) -> Cluster:
     try:
         return schema().model_validate({"name": Path(where).stem, **values})
     except ValidationError as error:
-        raise UserError("\n".join(_mistakes(error, text, where)), "docs/slurm.md documents every key") from None
+        raise UserError("\n".join(_error_lines(error, text, where)), "docs/slurm.md documents every key") from None
 
 
-def _mistakes(validation_error: ValidationError, text: str, where: str) -> list[str]:
-    mistakes = []
+def _error_lines(validation_error: ValidationError, text: str, where: str) -> list[str]:
+    """Return a line FILE:LINE: KEY RULE for each error in a profile."""
+    lines = []
     for error in validation_error.errors():
         keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
-        mistakes.append(f"{where}:{find_line(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
-    return mistakes
+        lines.append(f"{where}:{find_line(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
+    return lines
 
 
 def _describe(error: ErrorDetails, keys: list[str]) -> str:
-    """Describe a mistake in a key: the rule and the rejected value."""
+    """Return the rule that a key violates, and the rejected value, as the end of a message."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         new_name = RENAMED_KEYS.get(".".join(keys))
         if new_name:
-            return f"is now called {new_name}"
+            return f"was renamed {new_name}"
         known_keys = _known_keys(keys[:-1])
         return f"is not a key; {did_you_mean(keys[-1], known_keys) or 'keys: ' + ', '.join(known_keys)}"
     if kind == "missing":
@@ -112,11 +113,11 @@ RULES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
 }
-"""pydantic error type -> message."""
+"""Message per pydantic error type."""
 
 
 def _format_rejected(value: object, keys: list[str]) -> str:
-    """Format the rejected value for the end of a message; "" for tables, and for [env] and [notify] (secrets)."""
+    """Return ", not VALUE"; "" for tables, and for [env] and [notify], whose values may be secrets."""
     from superpod.common.redaction import redact_text
 
     if keys[:1] in (["env"], ["notify"]) or isinstance(value, dict):
@@ -125,6 +126,7 @@ def _format_rejected(value: object, keys: list[str]) -> str:
 
 
 def _known_keys(path: list[str]) -> list[str]:
+    """Return the valid keys of a table; `path` is ["slurm"], for example, or [] for the top level."""
     model: type[BaseModel] = schema()
     for key in path:
         model = cast("type[BaseModel]", model.model_fields[key].annotation)

@@ -1,4 +1,4 @@
-"""Permissions of run folders: apply the umask and group of a profile, for users who share a folder for runs."""
+"""Sets the permissions of run folders, by the umask and group of a profile, for users who share a folder for runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ The parent folder is shared by all users, so it gets the permissions of the fold
 
 @contextmanager
 def umask(mask: str) -> Iterator[None]:
-    """Set this process's umask, such as "0027", within the block; "" leaves it unchanged."""
+    """Set the umask of this process within the block; `mask` is an octal number such as "0027", "" changes nothing."""
     if not mask:
         yield
         return
@@ -66,14 +66,14 @@ def umask(mask: str) -> Iterator[None]:
 
 
 def with_full_permissions(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Give an archive member full permissions, so that only the umask of the unpacking process restricts them."""
+    """Set full permissions on an archive member and return it; the umask of the unpacking process restricts them."""
     member.mode = 0o777 if member.isdir() else 0o666
     return member
 
 
 @contextmanager
 def inherit_permissions(run: Path) -> Iterator[None]:
-    """Create files with the permissions of a run folder within the block; no effect if the folder no longer exists."""
+    """Within the block, create files with the permissions of a run folder; no effect if the folder does not exist."""
     try:
         mode = stat.S_IMODE(run.stat().st_mode)
     except OSError:
@@ -83,7 +83,7 @@ def inherit_permissions(run: Path) -> Iterator[None]:
 
 
 def set_group(run: Path, group: str) -> None:
-    """Set the group of a new run folder, and the setgid bit, so that files created later get the group as well.
+    """Set the group of a run folder and its files, and the setgid bit for files created later; "" changes nothing.
 
     Raises:
         UserError: there is no such group, or this user is not a member.
@@ -100,6 +100,4 @@ def set_group(run: Path, group: str) -> None:
             if path.is_dir():
                 path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_ISGID)
     except PermissionError:
-        raise UserError(
-            f"folders.group: you are not a member of the group {group!r}", "`id -Gn` lists your groups"
-        ) from None
+        raise UserError(f"folders.group: you are not in the group {group!r}", "`id -Gn` lists your groups") from None

@@ -1,4 +1,4 @@
-"""Render a recipe and a cluster profile as one sbatch script. Reads no files and runs no commands."""
+"""Renders a recipe and a cluster profile as one sbatch script. Reads no files and runs no commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 RANK = "-m superpod.rehearsal.rank"
-"""Entry point of a rehearsal's ranks, for which this project must be importable."""
+"""Entry point of the ranks of a rehearsal, which requires this project in the Python of the ranks."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class BatchJob:
     runtime: bytes = field(repr=False)
     """tar.gz of the Python files that run outside the ranks"""
     recipe_lines: tuple[str, ...] = ()
-    """the flattened recipe, written as recipe.txt when the job creates the run folder"""
+    """lines of recipe.txt, the flattened recipe, if the job creates the run folder"""
     python: str = ""
     """Python for the ranks; "" = from the profile"""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """contents of run.json when the job creates the run folder"""
+    """contents of run.json, if the job creates the run folder"""
     name: str = ""
     """job name; "" = name of the recipe"""
     time: str = ""
@@ -59,10 +59,10 @@ class BatchJob:
 
 
 def render(job: BatchJob) -> str:
-    """Render the script of a job. The output is deterministic.
+    """Return the sbatch script of a job. The output is deterministic.
 
     Raises:
-        UserError: a value cannot be written on one line.
+        UserError: a value contains a line break or a null byte, or a folder cannot be mounted into the container.
     """
     payload = _payload(job)
     executed = [
@@ -81,15 +81,13 @@ def render(job: BatchJob) -> str:
 
 
 def sbatch_line(name: str, value: str) -> str:
-    """Format a `#SBATCH --name=value` line. Like a shell, sbatch interprets quotes and backslashes, but nothing else.
+    """Return a line `#SBATCH --name=value`, quoted for sbatch, which interprets quotes and backslashes like a shell.
 
     Raises:
         UserError: the value contains a line break or a control character.
     """
     if any(not c.isprintable() for c in value):
-        raise UserError(
-            f"{name} {value!r} cannot be written in an #SBATCH line", "remove line breaks and control characters"
-        )
+        raise UserError(f"{name} {value!r} cannot be written in an #SBATCH line", "remove its control characters")
     # sbatch reads # as the start of a comment, and a space as the end of the value.
     if re.fullmatch(r"[\w@%+=:,./\[\]{}()^~-]*", value, re.ASCII):
         return f"#SBATCH --{name}={value}"
@@ -98,6 +96,7 @@ def sbatch_line(name: str, value: str) -> str:
 
 
 def _head(job: BatchJob, lines: int) -> str:
+    """Return the comments at the top of the script, in which `lines` is the number of executed lines."""
     ranks = job.nodes * job.gpus
     return f"""\
 #!/bin/bash
@@ -116,7 +115,7 @@ def _head(job: BatchJob, lines: int) -> str:
 
 
 def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
-    """List the sbatch options for the resources of a job: `nodes` nodes with `gpus` tasks and GPUs each."""
+    """Return the sbatch options for the resources of a job: `nodes` nodes with `gpus` tasks and GPUs each."""
     slurm = cluster.slurm
     job_options = {name: getattr(slurm, name) for name in ("account", "partition", "qos", "constraint")}
     options = [f"--{name}={value}" for name, value in job_options.items() if value]
@@ -127,9 +126,9 @@ def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") ->
 
 
 def _gpu_and_cpu_options(cluster: Cluster, gpus: int) -> list[str]:
-    """List the options for the GPUs and CPUs of a node, as the site requires them.
+    """Return the options of sbatch and srun for the GPUs and CPUs of a node, in the form that the site requires.
 
-    srun needs them as well as sbatch: since 22.05 it does not inherit the job's CPUs per task.
+    Since 22.05, srun does not inherit the job's CPUs per task from sbatch.
     """
     slurm = cluster.slurm
     gpu_type = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
@@ -144,6 +143,7 @@ def _gpu_and_cpu_options(cluster: Cluster, gpus: int) -> list[str]:
 
 
 def _options(job: BatchJob) -> str:
+    """Return the #SBATCH lines of the script."""
     slurm, chain = job.cluster.slurm, job.cluster.chain
     options = [f"--job-name={job.name or job.recipe}", *resource_options(job.cluster, job.nodes, job.gpus, job.time)]
     if job.segment:
@@ -155,42 +155,34 @@ def _options(job: BatchJob) -> str:
         # A requeued job keeps its id, and with it its output file, which Slurm would truncate.
         "#SBATCH --open-mode=append",
         "#SBATCH --wait-all-nodes=1",
-        *_mail(job.cluster),
-        *map(_option_line, slurm.options),
     ]
+    notify = job.cluster.notify
+    if notify.mail:
+        lines += [sbatch_line("mail-user", notify.mail), sbatch_line("mail-type", ",".join(notify.mail_on))]
+    lines += map(_option_line, slurm.options)
     return "\n".join(lines) + "\n"
 
 
-def _mail(cluster: Cluster) -> list[str]:
-    notify = cluster.notify
-    if not notify.mail:
-        return []
-    return [sbatch_line("mail-user", notify.mail), sbatch_line("mail-type", ",".join(notify.mail_on))]
-
-
 def _option_line(option: str) -> str:
+    """Return the #SBATCH line of an option such as `--nodes=4` or `--exclusive`."""
     name, equals, value = option.removeprefix("--").partition("=")
     return sbatch_line(name, value) if equals else f"#SBATCH --{name}"
 
 
 def render_command(cluster: Cluster, command: list[str]) -> str:
-    """Render a script that runs one command with the cluster's modules loaded."""
+    """Return a batch script that loads the modules of the profile and runs one command."""
     return f"#!/bin/bash\n{preamble.shell_setup(cluster.software.modules)}exec {' '.join(map(shell_quote, command))}\n"
 
 
 def _environment(job: BatchJob) -> str:
+    """Return the shell code that exports the variables of the ranks and, if they run, of the node checks."""
     lines = [f"export {v.name}={shell_quote(v.value)}" for v in job.variables]
     width = min(60, max(map(len, lines), default=0))
     rows = [f"{text:{width}}  # {v.reason}" for text, v in zip(lines, job.variables, strict=True)]
     if startup_checks(job.cluster):
-        rows += ["# Inputs of the node checks, the first step of the job.", *_check_variables(job)]
+        rows.append("# Inputs of the node checks, the first step of the job.")
+        rows += [f"export {name}={shell_quote(value)}" for name, value in check_inputs(job.cluster, job.runs).items()]
     return "# Environment of every rank, with the reason for each variable.\n" + "\n".join(rows) + "\n"
-
-
-def _check_variables(job: BatchJob) -> list[str]:
-    """List the variables that slurm/checks/node.sh reads when it is the job's first step."""
-    values = check_inputs(job.cluster, job.runs)
-    return [f"export {name}={shell_quote(value)}" for name, value in values.items()]
 
 
 def check_inputs(cluster: Cluster, runs: str) -> dict[str, str]:
@@ -204,7 +196,7 @@ def check_inputs(cluster: Cluster, runs: str) -> dict[str, str]:
 
 
 def _process_limits(job: BatchJob) -> str:
-    """Set the umask and the core file limit. The tasks inherit both, because SLURM_UMASK is unset above."""
+    """Return the shell code that sets the umask and the core file limit, which the tasks inherit."""
     mask = job.cluster.folders.umask
     cores = "ulimit -c 0 # no core files: thousands of them, each as large as a rank's memory, would fill the disk\n"
     if mask:
@@ -213,7 +205,7 @@ def _process_limits(job: BatchJob) -> str:
 
 
 def _unpack(payload: str) -> str:
-    """Unpack the data after `exit` into a new private folder if its checksum matches."""
+    """Return the shell code that checks the checksum of the payload and unpacks it into a new private folder."""
     digest = hashlib.sha256(payload.encode()).hexdigest()
     return f"""\
 # Unpack the recipe and the runtime, which follow the last executed line, into a new private folder on this node.
@@ -234,9 +226,7 @@ why=$(unpack 2>&1) || die "cannot write $code on $HOSTNAME: $why"
 
 
 def _start(job: BatchJob) -> str:
-    """Start attempt.py with the srun commands for the ranks and, for fine-tuning, for the import and export of the
-    model.
-    """
+    """Return the shell code that starts attempt.py with the srun commands for the ranks and for the model steps."""
     cluster = job.cluster
     python = shell_quote(job.python or cluster.software.python)
 
@@ -260,6 +250,7 @@ exit 1 # exec failed. Nothing below is executed: it is the recipe, and the runti
 
 
 def _attempt_options(job: BatchJob) -> list[str]:
+    """Return the options of attempt.py."""
     cluster, chain = job.cluster, job.cluster.chain
     options = [
         f"--recipe {shell_quote(job.recipe)}",
@@ -282,7 +273,7 @@ def _attempt_options(job: BatchJob) -> list[str]:
 
 
 def _step_options(job: BatchJob) -> list[str]:
-    """List all srun options for the ranks: srun would read missing ones from the environment."""
+    """Return the srun options for the ranks. All are set, because srun reads missing options from the environment."""
     size = f"--nodes={job.nodes} --ntasks={job.nodes * job.gpus} --ntasks-per-node={job.gpus}"
     # block: consecutive ranks share a node, which Megatron's tensor-parallel groups require.
     placement = "--distribution=block:block"
@@ -292,17 +283,14 @@ def _step_options(job: BatchJob) -> list[str]:
 
 
 def _step_resources(job: BatchJob) -> str:
-    """Return the srun options for GPUs, CPUs and all memory of the job."""
+    """Return the srun options for the GPUs, CPUs and all memory of the job."""
     return " ".join([*map(shell_quote, _gpu_and_cpu_options(job.cluster, job.gpus)), "--mem=0"])
 
 
 def _model_step(job: BatchJob) -> list[str]:
-    """List the srun options for one task on the first node, which imports the model before training and exports it
-    after.
-    """
-    size = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1"
+    """Return the srun command, without its program, for importing or exporting the model in one task on one node."""
     return [
-        size,
+        "srun --nodes=1 --ntasks=1 --ntasks-per-node=1",
         _step_resources(job),
         f"--export=ALL --mpi={job.cluster.slurm.mpi}",
         *_container_options(job, job.model),
@@ -310,16 +298,14 @@ def _model_step(job: BatchJob) -> list[str]:
 
 
 def startup_checks(cluster: Cluster) -> list[str]:
-    """List the checks that each node runs before the ranks start; only `cluster health` runs those that compare
-    nodes.
-    """
+    """Return the checks that each node runs before the ranks start; checks that compare nodes are not among them."""
     if not cluster.health.first_step:
         return []
     return [check for check in cluster.health.checks if check not in ("bandwidth", "time")]
 
 
 def mount_problem(path: str) -> str:
-    """Return why a path cannot be mounted into a container; "" if it can."""
+    """Return an error message if a path cannot be mounted into a container; "" if it can."""
     if "," in path:
         return f"{path!r} contains ',', which separates mounts in pyxis"
     if ":" in path:
@@ -328,16 +314,22 @@ def mount_problem(path: str) -> str:
 
 
 def _container_options(job: BatchJob, read_only: str = "") -> list[str]:
-    """List the pyxis options for srun; the folder `read_only` is mounted in addition to those in the profile."""
-    box = job.cluster.container
-    if not box.image:
+    """Return the pyxis options of srun; [] without a container.
+
+    The folder for runs and, read-only, the folder `read_only` are mounted in addition to those of the profile.
+
+    Raises:
+        UserError: one of these folders cannot be mounted.
+    """
+    container = job.cluster.container
+    if not container.image:
         return []
     for path in (read_only, job.runs):
         problem = mount_problem(path)
         if problem:
             raise UserError(problem, "move it, or specify another folder")
 
-    mounts = [*box.mounts]
+    mounts = [*container.mounts]
     if read_only:
         mounts.append(f"{read_only}:{read_only}:ro")
     mounts.append("$runs:$runs")  # the shell expands $runs on the node
@@ -345,24 +337,24 @@ def _container_options(job: BatchJob, read_only: str = "") -> list[str]:
     # In pyxis, values set in the image take precedence, except for the variables listed here.
     names = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]
     options = [
-        f"--container-image={shell_quote(box.image)}",
+        f"--container-image={shell_quote(container.image)}",
         f'--container-mounts="{_escape_double_quoted(",".join(mounts))}"',
         f"--container-env={shell_quote(','.join(names))}",
-        "--container-mount-home" if box.mount_home else "--no-container-mount-home",
+        "--container-mount-home" if container.mount_home else "--no-container-mount-home",
     ]
-    if box.writable:
+    if container.writable:
         options.append("--container-writable")
     return options
 
 
 def _escape_double_quoted(text: str) -> str:
-    """Escape `text` for double quotes, except for $runs, which the script sets."""
+    """Return `text` escaped for double quotes in a shell, except for the variable $runs."""
     escaped_text = re.sub(r'([\\"`$])', r"\\\1", text)
     return escaped_text.replace("\\$runs", "$runs")
 
 
 def _payload(job: BatchJob) -> str:
-    """Format the recipe, its flattened lines and the runtime as blocks of shell comments."""
+    """Return the recipe, its flattened lines and the runtime as blocks of shell comments."""
     blocks = {
         RECIPE: job.recipe_file.rstrip("\n").split("\n"),
         LINES: [line for text in job.recipe_lines for line in text.split("\n")],

@@ -1,5 +1,6 @@
-"""The environment of a job's ranks: variables for the run (collection/facts/environment.py) and for the cluster,
-each with its reason, which `recipes render` writes into the script.
+"""Collects the environment variables of the ranks, for the run (collection/facts/environment.py) and the cluster.
+
+Each has a reason, which the batch script contains as a comment.
 """
 
 from __future__ import annotations
@@ -42,13 +43,11 @@ NETWORK: tuple[tuple[str, str, When, str], ...] = (
     ),
     ("NCCL_NET_GDR_C2C", "1", lambda node, network: node.nvlink_c2c, "Grace: GPUDirect RDMA over NVLink-C2C"),
 )
-"""Name, value, condition (on the node and the network type) and reason. Source: NCCL's list of environment variables.
-"""
+"""Name, value, condition (on the node and the network type) and reason. Source: NCCL's documentation."""
 
 
 def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
-    """List the environment variables for every rank, in the order of the script; the profile's `[env]` comes last and
-    takes precedence.
+    """Return the environment variables of every rank; those in `[env]` of the profile come last and take precedence.
 
     Raises:
         UserError: a variable in `[env]` would make the job fail at startup.
@@ -69,9 +68,7 @@ _NETWORK_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_")
 
 
 def network_variables(cluster: Cluster) -> dict[str, str]:
-    """Return the variables that determine how ranks communicate, so that measurements use the same links. They contain
-    no secrets.
-    """
+    """Return the variables of NCCL, gloo, UCX and libfabric for the ranks, so that measurements use the same links."""
     env = _site_variables(cluster)
     if not cluster.declared_only:
         node = hardware.builtin().node(cluster.gpu)
@@ -81,11 +78,13 @@ def network_variables(cluster: Cluster) -> dict[str, str]:
 
 
 def _network_kind_variables(cluster: Cluster, node: Node) -> list[Variable]:
+    """Return the variables that the type of network and the node require."""
     kind = cluster.network.kind
     return [Variable(name, value, reason) for name, value, when, reason in NETWORK if when(node, kind)]
 
 
 def _site_variables(cluster: Cluster) -> list[Variable]:
+    """Return the variables that keys of the profile set: CPU binding, interfaces, HCAs and the cache folder."""
     variables, network = [], cluster.network
     if cluster.slurm.cpu_bind == "gpu" and not cluster.declared_only:
         reason = "each rank runs on the CPUs local to its GPU (runtime/rank/binding.py)"

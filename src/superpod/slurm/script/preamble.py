@@ -1,5 +1,6 @@
-"""The first lines of every batch script: they load modules, check Python and the size of the job, and remove Slurm's
-option variables from the environment.
+"""Renders the first lines of a batch script.
+
+They load modules, check Python and the size of the job, and unset Slurm's option variables.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from superpod.slurm.preflight.reserved_variables import RANK_VARIABLES
 
 
 def shell_quote(text: str) -> str:
-    """Quote `text` as one word of a shell command. Raises UserError if it contains a null byte."""
+    """Return `text` quoted as one word of a shell command. Raises UserError if it contains a null byte."""
     if "\0" in text:
         raise UserError("a value contains a null byte, which a shell cannot represent", "remove the null byte")
     return shlex.quote(text)
 
 
 def shell_setup(modules: Sequence[str]) -> str:
-    """Render the shell options and the commands that load modules."""
+    """Return the shell code that defines `die`, loads modules and sets the shell options."""
     loads = "".join(f"load {shell_quote(name)}\n" for name in modules)
     if loads:
         loads = MODULES + loads
@@ -32,8 +33,8 @@ die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # `recipes 
 """
 
 LOAD_FAILURE = r"ERROR:[0-9]|nable to locate|nknown module"
-"""Extended regular expression for messages of `module load` about a module that did not load: Modules 3 exits with 0
-even then. Messages printed by a module may contain ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
+"""Extended regular expression for messages of `module load` about a module that did not load, for which Modules 3
+exits with 0. Messages printed by a module may contain ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
 
 MODULES = """\
 # Exit if a module does not load. Modules 3 exits with 0 even then, so its messages are checked too.
@@ -56,7 +57,7 @@ load() {
 }
 """.replace("FAILED", LOAD_FAILURE)
 
-# Variables that describe the job and the controller stay: `SLURM_JOB*`, nodes, tasks, and `SLURM_CONF*`.
+# Variables that describe the job and the controller are kept: `SLURM_JOB*`, nodes, tasks, and `SLURM_CONF*`.
 UNSET_INHERITED = """\
 # Unset the variables that srun would read as options (srun(1)): the options are written out below.
 for name in "${!S@}"; do
@@ -76,7 +77,7 @@ unset RANK_VARIABLES
 
 
 def host_check(python: str, nodes: int, gpus: int) -> str:
-    """Render checks that exit with a message if Python is too old or the number of nodes or ranks differs."""
+    """Return shell code that exits with a message if Python is too old, or the allocation has another size."""
     tasks = nodes * gpus
     return f"""\
 # Check the Python version and the size of the job now: later, they would cause a traceback or a hang.

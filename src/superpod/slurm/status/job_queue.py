@@ -1,9 +1,9 @@
-"""Query the jobs of many runs with one call of squeue and one of sacct."""
+"""Queries the jobs of many runs with one call of squeue and one of sacct."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,37 +17,32 @@ ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
-"""States of a job that never runs again (squeue(1), "JOB STATE CODES")."""
+"""Final states of a job (squeue(1), "JOB STATE CODES")."""
 
 POLL_S = 30.0
-"""Seconds between two queries of a command that follows a run."""
+"""Seconds between two queries of a command that follows runs."""
 
 
 @dataclass(frozen=True)
 class JobQueue:
-    """The jobs known to the controller: active ones (pending and running) by name, and final states of the others by
-    id.
-    """
+    """The jobs known to the controller."""
 
     active: dict[str, list[QueuedJob]] = field(default_factory=dict)
+    """pending and running jobs by name"""
     ended: dict[str, str] = field(default_factory=dict)
+    """final states of the other jobs by id"""
 
 
 def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
-    """Query the jobs of these users (names or ids), including recently ended ones.
-
-    `--me` is not used, because it omits the runs of other users.
-
-    Returns:
-        None if the controller does not answer.
-    """
+    """Return the jobs of some users (names or ids), including recently ended ones; None if Slurm does not answer."""
     command = ["squeue", f"--users={','.join(sorted(users))}", "--states=all", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"]
     try:
         output = connection.run(command, limit_s=30)
     except UserError:
         return None
     queue = JobQueue()
-    for job, name, state, reason, start in _parse_rows(output):
+    rows = (line.split("\x1f") for line in output.splitlines())
+    for job, name, state, reason, start in (row for row in rows if len(row) == 5):
         if state in ENDED_STATES:
             queue.ended[job] = state
         else:
@@ -57,19 +52,11 @@ def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
     return queue
 
 
-def _parse_rows(output: str) -> Iterator[list[str]]:
-    rows = (line.split("\x1f") for line in output.splitlines())
-    return (row for row in rows if len(row) == 5)
-
-
 def visible_user(connection: Connection) -> tuple[str, ...] | None:
-    """Find out whether Slurm hides the jobs of other users.
+    """Return the id and name of the only user whose jobs squeue lists; None if it lists the jobs of all users.
 
-    With PrivateData=jobs, squeue omits the jobs of other users and still exits with 0 (slurm.conf(5)). Root sees all.
-
-    Returns:
-        (id, name) of the only user whose jobs are shown; None if the jobs of all users are; () if the configuration
-        cannot be read.
+    With PrivateData=jobs, squeue omits the jobs of other users and still exits with 0 (slurm.conf(5)), except for root.
+    If the configuration cannot be read, return ().
     """
     try:
         uid, name, *config = connection.shell("id -u && id -un && scontrol show config", limit_s=30).splitlines()
@@ -81,10 +68,9 @@ def visible_user(connection: Connection) -> tuple[str, ...] | None:
 
 
 def query_ended_jobs(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
-    """Query accounting for the final states of jobs, by id: the controller purges jobs after MinJobAge, often 300 s.
+    """Return the final states of jobs from accounting, by job id; {} if accounting does not answer.
 
-    Returns:
-        {} if accounting does not answer or is not set up.
+    The controller purges ended jobs after MinJobAge, often 300 s.
     """
     ids = sorted(set(jobs))
     if not ids:

@@ -1,4 +1,4 @@
-"""Copy the small files of runs on a remote cluster to a temporary folder, so that readers need no connection."""
+"""Copies the small files of runs from a cluster behind SSH to a temporary folder on this machine."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ find . \( -path '*/nemo' -o -path './.jobs' -o -path './*/*/code*' -o -path '*/c
     -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print0 |
     { tar -cz --ignore-failed-read --null -T -; [ $? -le 1 ]; }
 """
-"""Archive the small files of all runs in a folder. The runs continue in the meantime, so files may grow or disappear.
+"""Archives the small files of all runs in a folder, which may grow or disappear in the meantime.
 
-tar exits with 1 if a file changed while it was read, and with 2 without `--ignore-failed-read` if one disappeared
+tar exits with 1 if a file changed while it was read and, without `--ignore-failed-read`, with 2 if one disappeared
 (tar(1)). Readers skip truncated lines and records.
 """
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A local copy of a remote folder for runs, with the owner of each run."""
+    """A local copy of a folder for runs on a cluster behind SSH."""
 
     path: Path
     remote: str
+    """path of the folder on the cluster"""
     users: dict[Path, str] = field(default_factory=dict)
+    """owner of each run, by its path in the copy"""
 
     def remote_path(self, run: Path) -> str:
-        """Return the path of a run on the cluster."""
+        """Return the path on the cluster of a run in the copy."""
         return f"{self.remote}/{run.relative_to(self.path)}"
 
     def with_remote_paths(self, run: Path, text: str) -> str:
-        """Replace paths in the temporary copy with paths on the cluster, in a text about a run."""
+        """Return a text about a run with paths in the copy replaced by paths on the cluster."""
         text = text.replace(shlex.quote(str(run)), shlex.quote(self.remote_path(run)))
         return text.replace(str(self.path), self.remote)
 
 
 def fetch(connection: Connection, folder: str) -> Mirror:
-    """Copy the files that `recipes status` reads, for the runs in `folder`: no weights and no logs.
+    """Copy the files that `recipes status` reads for the runs in `folder`, without weights and logs.
 
-    Each call makes a new copy: a done or stop marker that was removed on the cluster must not remain in it.
+    Each call creates a new copy, so that a done or stop marker that was removed on the cluster does not remain in it.
     """
     copy = Mirror(Path(tempfile.mkdtemp(prefix="recipes-mirror-")), folder.rstrip("/"))
     atexit.register(shutil.rmtree, copy.path, ignore_errors=True)

@@ -1,6 +1,4 @@
-"""Poll the state of runs for a live page: read their folders on each poll, and query Slurm every 30 s. Writes
-nothing.
-"""
+"""Polls the state of runs for a live page: reads their folders at each poll, and queries Slurm every 30 s."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 FIRST_S = 5.0
-"""Maximum seconds that the first poll waits for Slurm; later polls use the last answer without waiting."""
+"""Maximum seconds that the first poll waits for Slurm; later polls use the last answer."""
 PAUSE_FACTOR = 20
-"""After a poll of several runs, the pause is at least this many times its duration, to limit file system load."""
+"""Minimum pause after a poll of several runs, as a multiple of its duration; it limits the file system load."""
 
 
 class RunPoller:
-    """Summarizes runs from their folders at each poll; queries Slurm in a separate thread."""
+    """Summarizes runs at each poll; Slurm is queried in a separate thread."""
 
     def __init__(self, connection: Connection, every_s: float = POLL_S) -> None:
         self._connection, self._every_s = connection, every_s
@@ -43,11 +41,11 @@ class RunPoller:
         """Unix time of Slurm's last answer; None before the first"""
 
     def follow(self, run: RunFolder) -> FollowedRun:
-        """Return a reader that reads the run's metrics incrementally."""
+        """Return the reader of a run's metrics, which reads only new lines at each poll."""
         return self._followed.setdefault(run.path, FollowedRun.follow(run))
 
     def views(self, listed: list[ListedRun]) -> list[RunView]:
-        """Summarize runs, in order; the row of an unreadable run contains the reason."""
+        """Return a summary per run, in order; that of an unreadable run contains the reason."""
         runs = [self.follow(one.run) for one in listed if not one.problem]
         for path in set(self._followed) - {run.path for run in runs}:
             del self._followed[path]
@@ -58,7 +56,7 @@ class RunPoller:
         return [views_by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in listed]
 
     def _query(self, runs: list[FollowedRun]) -> None:
-        """Start a query of Slurm if one is due and none is running."""
+        """Start a query of Slurm in a thread, if one is due and none is running."""
         if not runs or time.monotonic() < self._next_s or (self._thread and self._thread.is_alive()):
             return
         self._next_s = time.monotonic() + self._every_s
@@ -74,10 +72,10 @@ class RunPoller:
 
 
 def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
-    """List the run `run`, the runs of the sweep `run`, or all runs in `folder`; unreadable ones with the reason.
+    """Return the run or the members of the sweep `run`; if it is "", all runs in `folder`. Includes unreadable runs.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: the folder does not exist.
     """
     if not run:
         return run_list.list_runs(folder)
@@ -87,21 +85,21 @@ def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
 
 
 class RunsPage:
-    """The rows of a live page, refreshed on request but at a limited rate."""
+    """The runs of a live page, refreshed on request but at a limited rate."""
 
     def __init__(self, poller: RunPoller, listing: Callable[[], list[ListedRun]], min_interval_s: float = 0.0) -> None:
-        """`min_interval_s`: minimum seconds between two polls."""
+        """Initialize the page without polling; `min_interval_s` is the minimum interval of polls in seconds."""
         self.poller, self._listing, self._min_interval_s = poller, listing, min_interval_s
         self._next_s = 0.0
         self.listed: list[ListedRun] = []
         self.views: list[RunView] = []
         self.problem = ""
-        """why the last poll failed; the rows are then from the previous poll"""
+        """error message of the last poll if it failed; the views are then from an earlier poll"""
         self.refreshed_at = 0.0
         """Unix time of the last successful poll"""
 
     def refresh(self) -> None:
-        """Poll the runs if a poll is due."""
+        """Update `views` and `problem` if a poll is due."""
         began = time.monotonic()
         if began < self._next_s:
             return

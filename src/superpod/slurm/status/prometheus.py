@@ -1,7 +1,7 @@
-"""Export runs in Prometheus' text format, for node_exporter's textfile collector.
+"""Exports runs in the text format of Prometheus, for the textfile collector of node_exporter.
 
-Names and units follow Prometheus' conventions (https://prometheus.io/docs/practices/naming/): a common prefix, base
-units, `_ratio` for fractions, Unix times instead of ages, and one series per state with the value 0 or 1.
+Names and units follow the conventions of Prometheus (https://prometheus.io/docs/practices/naming/): a common prefix,
+base units, `_ratio` for fractions, Unix times instead of ages, and one series per state with the value 0 or 1.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
     ),
     ("slow", "1 if the run's steps have become slower, else 0.", lambda view, now: int(bool(view.alarm))),
 )
-"""Name after `superpod_run_`, help text and value; a run without a value has no sample. All are gauges."""
+"""Name without prefix, help text and value of each gauge; None = no sample."""
 
 
 def render(views: Sequence[RunView], now: float | None = None) -> str:
-    """Render runs in the text format. Labels: run (folder name), recipe, user."""
+    """Return the samples of runs in the text format, labelled with run (folder name), recipe and user."""
     now = now or time.time()
     states = [
         f'{NAME}_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
@@ -65,25 +65,30 @@ def render(views: Sequence[RunView], now: float | None = None) -> str:
     blocks = [_block("state", "1 for the current state of the run, 0 for the others.", states)]
     for name, meaning, value in FIGURES:
         samples = [(view, value(view, now)) for view in views if view.state is not State.UNREADABLE]
-        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_format_value(x)}" for view, x in samples if x is not None]
+        lines = [
+            f"{NAME}_{name}{{{_labels(view)}}} {x if isinstance(x, int) else f'{x:.9g}'}"
+            for view, x in samples
+            if x is not None
+        ]
         blocks.append(_block(name, meaning, lines))
     return "".join(blocks)
 
 
 def write(path: Path, views: Sequence[RunView]) -> None:
-    """Write the runs to `path` atomically and world-readable: node_exporter runs as another user.
+    """Write the samples of runs to `path`, atomically and with mode 0644, because node_exporter runs as another user.
 
     Raises:
         UserError: `path` does not end in .prom, was written by another program, or cannot be written.
     """
     if path.suffix != ".prom":
-        raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
+        raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"use {path}.prom")
     head = f"# HELP {NAME}_".encode()
     output_file.check(path, "--prometheus", lambda start, _: start.startswith(head), by="recipes status")
     output_file.write(path, render(views), "--prometheus", permissions=0o644)
 
 
 def _block(name: str, meaning: str, lines: list[str]) -> str:
+    """Return the HELP and TYPE lines of a gauge, followed by its samples."""
     head = [f"# HELP {NAME}_{name} {meaning}", f"# TYPE {NAME}_{name} gauge"]
     return "".join(f"{line}\n" for line in [*head, *lines])
 
@@ -97,7 +102,3 @@ def _escape_label(value: str) -> str:
     """Escape backslashes, quotes and line breaks in a label value; replace bytes that are not valid UTF-8."""
     valid_text = value.encode("utf-8", "replace").decode()
     return valid_text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _format_value(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.9g}"

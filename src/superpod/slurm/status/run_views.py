@@ -1,4 +1,4 @@
-"""Summarize runs for `recipes status` from their folders and from Slurm."""
+"""Summarizes runs from their folders and from Slurm, for `recipes status`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class JobsUnknown(enum.StrEnum):
-    """Why the jobs of a run are unknown."""
+    """The reason for which the jobs of a run are unknown."""
 
     NO_ANSWER = "Slurm does not answer"
     NOT_ASKED = "Slurm has not been queried since the run began"
-    HIDDEN = "state from the run folder alone: squeue lists no job, but may hide those of others (PrivateData=jobs)"
+    HIDDEN = "the state is from the run folder only: squeue may hide the jobs of other users (PrivateData=jobs)"
     UNREADABLE = "unreadable"
     """the run folder cannot be read"""
 
@@ -49,7 +49,9 @@ class RunView:
     message: str = ""
     user: str = ""
     attempt: str = ""
+    """name of the latest attempt"""
     attempts: int = 0
+    """number of attempts"""
     step: int = 0
     max_steps: int | None = None
     loss: float | None = None
@@ -59,32 +61,31 @@ class RunView:
     checkpoint_step: int = 0
     checkpoint_age_s: float | None = None
     alarm: str = ""
+    """warning about slower steps or too few queued jobs; "" = none"""
     resumed: tuple[str, ...] = ()
-    """notes on corrupt checkpoints that the latest attempt set aside, and on lost steps"""
+    """notes on corrupt checkpoints that the latest attempt moved away, and on lost steps"""
     jobs: list[QueuedJob] | None = field(default_factory=list)
-    """pending and running jobs; None if unknown"""
+    """pending and running jobs"""
     jobs_unknown: JobsUnknown | None = None
-    """why `jobs` is None"""
+    """reason if `jobs` is None"""
 
 
 def summarize_run(
     run: RunFolder,
     jobs: list[QueuedJob] | None,
-    now: float | None = None,
     *,
     newest_cancelled: bool = False,
     jobs_unknown: JobsUnknown = JobsUnknown.NO_ANSWER,
 ) -> RunView:
-    """Summarize a run. Writes nothing.
+    """Return a summary of a run. Writes nothing.
 
     Args:
         run: the run folder.
-        jobs: the queued jobs of the run; None = unknown (`jobs_unknown`), so that only the folder is used.
-        now: Unix time.
+        jobs: pending and running jobs of the run; None = unknown, so that only the folder is used.
         newest_cancelled: whether Slurm reports that the job of the latest attempt was cancelled.
-        jobs_unknown: why `jobs` is None.
+        jobs_unknown: reason if `jobs` is None.
     """
-    now = now or time.time()
+    now = time.time()
     lines, files = run.newest_metrics(), run.state_files()
     latest_attempt = run.attempts[-1] if run.attempts else None
     status = run_state.status_of(files, None if jobs is None else SlurmJobs(jobs, newest_cancelled), now)
@@ -123,6 +124,7 @@ def summarize_run(
 
 
 def _message(run: RunFolder, status: run_state.Status, jobs: list[QueuedJob] | None, jobs_unknown: JobsUnknown) -> str:
+    """Return the message of the state, with notes on missing disk space and hidden jobs."""
     parts = [status.message]
     if status.state is State.REQUEUED and jobs:
         parts.append(_space_problem(run, jobs[0]) or "")
@@ -132,20 +134,18 @@ def _message(run: RunFolder, status: run_state.Status, jobs: list[QueuedJob] | N
 
 
 def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None, now: float) -> str:
-    """Return a warning about a running run: its steps are slower, or too few jobs are queued to finish it; "" if
-    none.
-    """
+    """Return a warning if the steps of a run have become slower, or too few jobs are queued to finish it; else ""."""
     slowdown = drift.alarm(run.metrics())
     if slowdown or jobs is None or run.is_local:
         return slowdown
     shortage = progress.alarm(run, lines, sum(job.state not in job_end.LIVE_STATES for job in jobs), now)
     if not shortage:
         return ""
-    return f"{shortage}: recipes top-up {shlex.quote(str(run.path))} --attempts N"
+    return f"{shortage}; to queue more: recipes top-up {shlex.quote(str(run.path))} --attempts N"
 
 
 def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
-    """Return a message if a started job is waiting for disk space before it opens an attempt; otherwise None."""
+    """Return a message if a running job waits for disk space before it opens an attempt; otherwise None."""
     # A job that has opened an attempt no longer waits for disk space.
     if job.state != "RUNNING" or _newest_job(run) == job.id:
         return None
@@ -157,9 +157,9 @@ def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
 
 
 def _current_step(run: RunFolder, lines: list[JsonObject]) -> int:
-    """Return the current step: the last step written, not the highest, because a resumed run repeats steps.
+    """Return the newest step in the metrics, or before the first step of an attempt the step that it resumed from.
 
-    Before an attempt's first step it is the step that the attempt resumed from.
+    The newest step is not always the highest, because a resumed run repeats steps.
     """
     latest_attempt = run.attempts[-1] if run.attempts else None
     resumed_step = latest_attempt.resume.get("step") if latest_attempt else None
@@ -170,6 +170,7 @@ def _current_step(run: RunFolder, lines: list[JsonObject]) -> int:
 
 
 def _tokens_per_s(run: RunFolder, lines: list[JsonObject]) -> float | None:
+    """Return the median tokens per second of the last 20 steps over all ranks; None if unknown."""
     rates = [line["tokens_per_s_per_gpu"] for line in lines[-20:] if is_number(line.get("tokens_per_s_per_gpu"))]
     return statistics.median(rates) * _count_ranks(run) if rates else None
 
@@ -183,7 +184,7 @@ def _count_ranks(run: RunFolder) -> int:
 
 
 def _mfu(run: RunFolder, step_s: float | None) -> float | None:
-    """Return the planned MFU times planned / measured step time; None for a rehearsal."""
+    """Return the planned MFU scaled by planned / measured step time; None if unknown, or for a rehearsal."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     planned_layout = layouts[0] if isinstance(layouts, list) and layouts else None
     if not isinstance(planned_layout, dict):
@@ -195,9 +196,9 @@ def _mfu(run: RunFolder, step_s: float | None) -> float | None:
 
 
 def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | None:
-    """Return the seconds since the step of a checkpoint or, if metrics lack that step, since its folder changed.
+    """Return the seconds since the step of a checkpoint; None if its folder was removed.
 
-    The modification time of the folder is not reliable: `cp -r` changes it.
+    If the metrics lack that step, the modification time of the folder is used, which `cp -r` changes.
     """
     step = step_of(checkpoint.name)
     times = [line["t"] for line in lines if line.get("step") == step and is_number(line.get("t"))]
@@ -206,30 +207,30 @@ def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | Non
     try:
         return now - checkpoint.stat().st_mtime
     except OSError:
-        return None  # removed in the meantime
+        return None
 
 
 def summarize_runs(
     runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
 ) -> list[RunView]:
-    """Summarize runs, in order, with one query of Slurm for all runs that are not local. Writes nothing.
+    """Return a summary per run, in order, with one query of Slurm for all of them. Writes nothing.
 
     Args:
         runs: the run folders.
-        connection: to the cluster.
-        users: owners of the runs, if the folders are local copies, which belong to this user.
+        connection: connection to the cluster.
+        users: owners of the runs if the folders are local copies, which belong to this user; otherwise None.
     """
     return SlurmSnapshot.query(runs, connection, users).summarize(runs)
 
 
 @dataclass(frozen=True)
 class SlurmSnapshot:
-    """Slurm's answers about runs at one point in time; the run folders may change afterwards."""
+    """Slurm's answers about runs at one point in time."""
 
     queue: JobQueue | None = None
     """None = the controller did not answer"""
     ended: Mapping[str, str] = field(default_factory=dict)
-    """job id -> final state"""
+    """final states by job id"""
     hidden: frozenset[Path] = frozenset()
     """runs of other users whose jobs Slurm may hide"""
     at: float = math.inf
@@ -239,7 +240,7 @@ class SlurmSnapshot:
     def query(
         cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
     ) -> SlurmSnapshot:
-        """Query Slurm once for all runs that are not local; see `summarize_runs` for `users`."""
+        """Query Slurm once for all runs that run under Slurm; the arguments are those of `summarize_runs`."""
         users, at = users or {}, time.time()
         slurm_runs = [run for run in runs if not run.is_local]
         if not slurm_runs:
@@ -252,31 +253,31 @@ class SlurmSnapshot:
         queue = job_queue.query_jobs(connection, owners or {str(os.geteuid())})
         if queue is None:
             return cls(None, at=at)
-        idle_runs = _runs_without_jobs(slurm_runs, queue)
+        idle_runs = [
+            run for run in slurm_runs if job_name(str(run.path)) not in queue.active and not (run.done or run.stop)
+        ]
         final_states = _ended_jobs(idle_runs, connection, queue)
         return cls(queue, final_states, frozenset(_hidden_runs(idle_runs, connection, users)), at)
 
     def summarize(self, runs: list[RunFolder], *, ask_later: bool = False) -> list[RunView]:
-        """Summarize runs, in order, from these answers and their folders.
+        """Return a summary per run, in order, from these answers and the run folders.
 
-        `ask_later`: the answers may be old, so only the folder is used for runs and attempts that began afterwards.
+        With `ask_later`, the answers may be old: they are not used for runs and attempts that began after the query.
         """
         return [self._view(run, ask_later=ask_later) for run in runs]
 
     def _view(self, run: RunFolder, *, ask_later: bool) -> RunView:
         try:
-            unknown = self._why_unknown(run, ask_later=ask_later)
-            if self.queue is None or unknown:
-                return summarize_run(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
+            if run.path in self.hidden:
+                return summarize_run(run, None, jobs_unknown=JobsUnknown.HIDDEN)
+            if ask_later and self._is_new(run):
+                return summarize_run(run, None, jobs_unknown=JobsUnknown.NOT_ASKED)
+            if self.queue is None:
+                return summarize_run(run, None, jobs_unknown=JobsUnknown.NO_ANSWER)
             jobs = self.queue.active.get(job_name(str(run.path)), [])
             return summarize_run(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == job_end.CANCELLED)
         except Exception as error:  # one unreadable folder must not hide the other runs
             return unreadable_view(run, f"{type(error).__name__}: {error}")
-
-    def _why_unknown(self, run: RunFolder, *, ask_later: bool) -> JobsUnknown | None:
-        if run.path in self.hidden:
-            return JobsUnknown.HIDDEN
-        return JobsUnknown.NOT_ASKED if ask_later and self._is_new(run) else None
 
     def _is_new(self, run: RunFolder) -> bool:
         """Return whether the run or its latest attempt began after the query."""
@@ -286,29 +287,28 @@ class SlurmSnapshot:
 
 
 def unreadable_view(run: RunFolder, reason: str) -> RunView:
-    """Return the row of a run that cannot be read."""
+    """Return the row of a run that cannot be read, with the reason as its message."""
     user = owner.user_name(owner.owner_uid(run.path))
     return RunView(run, State.UNREADABLE, reason, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
 
 
 def _newest_job(run: RunFolder) -> str:
+    """Return the job id of the latest attempt; "" if there is none."""
     return str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
 
 
-def _runs_without_jobs(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
-    """List the runs that have no job in the queue and are neither done nor stopped."""
-    return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or run.stop)]
-
-
 def _ended_jobs(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
-    """Return the final states of the latest jobs from the controller, or from accounting if they were purged."""
+    """Return the final states of ended jobs by id, those purged from the controller from accounting.
+
+    `idle` are runs without pending or running jobs.
+    """
     jobs = [_newest_job(run) for run in idle]
     purged_jobs = [job for job in jobs if job not in queue.ended and job.isdecimal()]
     return job_queue.query_ended_jobs(connection, purged_jobs) | queue.ended
 
 
 def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[Path, str]) -> set[Path]:
-    """List the runs of other users whose jobs Slurm may hide from this user."""
+    """Return the runs among `idle` that belong to other users and whose jobs Slurm may hide from this user."""
     others: dict[Path, str] = {}
     for run in idle:
         user = users.get(run.path) if users else owner.owner_uid(run.path)
@@ -321,16 +321,16 @@ def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[P
 
 
 def may_continue(view: RunView) -> bool:
-    """Return whether more jobs would continue the run: not if it is done, cancelled, stopped or unreadable.
+    """Return whether more jobs can resume a run: not if it is done, cancelled, stopped or unreadable.
 
-    A run whose jobs all failed without a stop marker (a full disk, a truncated result.json) can be continued.
+    A run whose jobs all failed without a stop marker, for example because of a full disk, can be resumed.
     """
     is_unstopped = view.state is State.FAILED and not view.run.done and view.run.stop is None
     return view.state.continues or is_unstopped
 
 
 def missing_attempts(view: RunView, attempts: int) -> int:
-    """Return how many jobs to queue so that the run has `attempts` of them."""
+    """Return the number of jobs to queue so that a run has `attempts` of them; 0 if it cannot resume."""
     if not may_continue(view) or view.jobs is None:
         return 0
     return max(0, attempts - len(view.jobs))

@@ -1,7 +1,7 @@
-"""Run Slurm's commands on this machine or over SSH. Commands are argument lists, never shell text.
+"""Runs Slurm's commands on this machine or over SSH. Commands are argument lists, never shell text.
 
-OpenSSH is used so that the user's keys, jump hosts and agents work. NeMo-Run has tunnels as well, but its import takes
-3 to 7 s, and a submission should take less than 5 s.
+With OpenSSH, the user's keys, jump hosts and agents work. NeMo-Run's tunnels are not used, because its import takes 3
+to 7 s, and a submission should take less than 5 s.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 MAX_LINES = 6
-"""Maximum lines shown of a failed command's output: hundreds of nodes may print the same message."""
+"""Maximum number of lines of a failed command's output in an error message."""
 
 
 def deduplicate_lines(text: str) -> str:
-    """Return the first MAX_LINES lines, counting lines that differ only in the node name once."""
+    """Return the first MAX_LINES distinct lines of `text`; lines that differ only in the node name are equal."""
     lines: dict[str, str] = {}
     for line in text.strip().splitlines():
         lines.setdefault(re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line), line)
@@ -44,17 +44,23 @@ class Connection:
     def run(
         self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
     ) -> str:
-        """Run a command and return what it prints.
+        """Run a command and return its stdout.
+
+        Args:
+            command: program and arguments.
+            stdin: input of the command.
+            env: environment variables to add.
+            limit_s: time limit in seconds.
 
         Raises:
-            UserError: the command is not installed, fails, or does not finish within `limit_s`; with its stderr.
+            UserError: the command is not installed, fails (the message is its stderr), or exceeds the time limit.
         """
         return self.run_bytes(command, stdin=stdin, env=env, limit_s=limit_s).decode(errors="replace")
 
     def run_bytes(
         self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
     ) -> bytes:
-        """Run a command and return what it prints, as bytes. Raises the same errors as `run`."""
+        """Run a command like `run`, and return its stdout as bytes."""
         try:
             process = subprocess.run(
                 self._command(command, env or {}),
@@ -64,7 +70,7 @@ class Connection:
                 env=self._environment(env),
             )
         except FileNotFoundError:
-            raise UserError(f"{self}: {command[0]} is not installed", "run this on the cluster's login node") from None
+            raise UserError(f"{self}: {command[0]} is not installed", "run it on the cluster's login node") from None
         except subprocess.TimeoutExpired:
             raise UserError(f"{self}: {command[0]} did not answer within {limit_s:.0f} s", "try again later") from None
         if process.returncode:
@@ -74,7 +80,7 @@ class Connection:
         return process.stdout
 
     def shell(self, script: str, *arguments: str, limit_s: float = 60) -> str:
-        """Run a shell script and return what it prints."""
+        """Run a shell script with arguments and return its stdout. Raises the errors of `run`."""
         return self.run(["sh", "-s", "--", *arguments], stdin=script.encode(), limit_s=limit_s)
 
     def _command(self, command: list[str], env: dict[str, str]) -> list[str]:
@@ -88,7 +94,7 @@ class Connection:
 
 
 class SshConnection(Connection):
-    """Runs commands over SSH. OpenSSH keeps the connection open for a minute, for the next command."""
+    """Runs commands over SSH. The connection remains open for a minute for further commands."""
 
     remote = True
 
@@ -97,7 +103,7 @@ class SshConnection(Connection):
         self._options = ["-o", "BatchMode=yes", "-p", str(port)]
         if key:
             self._options += ["-i", key]
-        # %C is a hash of host, port and user: the length of a socket path is limited.
+        # %C is a hash of host, port and user, because the length of a socket path is limited.
         control = Path.home() / ".ssh" / "superpod-%C"
         self._options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={control}", "-o", "ControlPersist=60"]
 
@@ -116,7 +122,7 @@ class SshConnection(Connection):
 
 
 def connect(cluster: Cluster) -> Connection:
-    """Return the connection to a cluster: over SSH if its profile has a login host."""
+    """Return a connection to the login node of a profile, or to this machine if the profile has none."""
     login = cluster.login
     if not login.host:
         return Connection()

@@ -1,4 +1,4 @@
-"""Submit a fine-tuning run: check its model and samples, pack the samples, and remove them if it is not queued."""
+"""Submits a fine-tuning run: checks its model and samples, packs the samples, and removes them if it is not queued."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
+from superpod.launch.display import consoles
 
 if TYPE_CHECKING:
     from superpod.launch.finetuning.finetune import Task
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def check_task(task: Task, requests: Sequence[Request], profile: Cluster) -> Task:
-    """Return a fine-tuning task with the absolute path of its model, checked without NeMo.
+    """Return a fine-tuning task with the absolute path of its model, after the checks that need no NeMo.
 
     Args:
         task: the model and data of the command line.
-        requests: the requests of the command line; only one is supported, not a sweep.
-        profile: cluster to submit to, which must not be behind SSH.
+        requests: requests of the command line; a sweep is not supported.
+        profile: cluster to submit to; a cluster behind SSH is not supported.
 
     Raises:
-        UserError: the command line is not supported here or by `recipes finetune`.
+        UserError: the model, the samples or an override is invalid, or the combination is not supported.
     """
     from superpod.launch.finetuning import finetune, tuning_overrides
     from superpod.slurm.script import batch_script
@@ -47,22 +48,21 @@ def check_task(task: Task, requests: Sequence[Request], profile: Cluster) -> Tas
     if profile.container.image:
         problem = batch_script.mount_problem(str(folder))
         if problem:
-            raise UserError(problem, "move the model")
+            raise UserError(problem, "move the model to another folder")
     task = replace(task, model=str(folder))
     finetune.check(request.recipe, task, request.overrides, request.size())
     return task
 
 
 def finetune_submission(request: Request, task: Task, live: LiveCluster, options: SubmitOptions) -> Submission:
-    """Pack the samples of a fine-tuning run and return its submission, checked against the cluster.
+    """Pack the samples of a fine-tuning run and return its submission, after checking it against the cluster.
 
     Raises:
-        UserError: as in `cluster_job.resolve_finetuning`, or preflight refuses the submission; its packed samples are
-            then removed.
+        UserError: see `cluster_job.resolve_finetuning`; or preflight refuses the submission, and the packed samples are
+            removed.
     """
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
-    from superpod.launch.display import consoles
     from superpod.launch.display.progress_bar import spinner
     from superpod.launch.finetuning import cluster_job
     from superpod.slurm.preflight import preflight
@@ -80,7 +80,7 @@ def finetune_submission(request: Request, task: Task, live: LiveCluster, options
         run = cluster_job.resolve_finetuning(request, task, runs, note)
     submission = slurm_submit.Submission(run, profile, options.runs, options.time)
     with discard_on_failure(submission):
-        preflight.refuse(preflight.Case(submission, live, attempts=options.count))
+        preflight.refuse(preflight.findings(preflight.Case(submission, live, attempts=options.count)))
     return submission
 
 
@@ -93,7 +93,7 @@ def discard(submission: Submission) -> None:
 
 @contextmanager
 def discard_on_failure(submission: Submission) -> Iterator[None]:
-    """Call `discard` if the body of the `with` statement raises an exception."""
+    """Remove the packed samples of a submission if the body of the `with` statement raises an exception."""
     try:
         yield
     except BaseException:

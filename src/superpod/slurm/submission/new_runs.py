@@ -1,4 +1,4 @@
-"""Check new runs of `recipes submit` against a cluster, build and resolve them."""
+"""Checks new runs of `recipes submit` against a cluster, resolves them, and builds their models."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-NSYS_ON_NODES = (
-    "nsys must be on the PATH of the ranks, which cannot be checked on this machine; without it, they are not profiled"
-)
+NSYS_ON_NODES = "nsys must be on the PATH of the ranks, or they are not profiled; it cannot be checked here"
 
 
 @dataclass(frozen=True)
@@ -33,51 +31,55 @@ class SubmitOptions:
 
     profile: Cluster
     combinations: Sequence[tuple[str, ...]] = ((),)
-    """The additional overrides of each run; more than one for a sweep."""
+    """additional overrides of each run; several for a sweep"""
     runs: str = ""
-    """Parent folder of the run folders; "" = that of the profile."""
+    """folder for runs; "" = that of the profile"""
     time: str = ""
-    """Time limit per attempt; "" = that of the profile."""
+    """time limit per attempt; "" = that of the profile"""
     attempts: int | None = None
+    """number of jobs to queue per run; None = that of the profile"""
     after: Sequence[str] = ()
-    """Jobs to wait for, as JOB or JOB:TYPE."""
+    """jobs to wait for, as JOB or JOB:TYPE"""
     build: bool = True
-    """If the recipe is changed, first build the models of three ranks."""
+    """build the models of three ranks first if overrides change the recipe"""
 
     @property
     def waits(self) -> list[Dependency]:
-        """Jobs to wait for."""
+        """The jobs to wait for."""
         return [dependency.parse(text) for text in self.after]
 
     @property
     def count(self) -> int:
-        """Number of attempts of each run to queue."""
+        """The number of jobs to queue per run."""
         return self.attempts or self.profile.chain.attempts
 
     def submission(self, request: Request, live: LiveCluster, label: str = "") -> Submission:
-        """Return the submission of a request, checked against the cluster; `label` as in `resolve_request`."""
+        """Return the submission of a request, after checking it against the cluster.
+
+        `label` is appended to the progress message (see `resolve_request`). Raises UserError if a check fails.
+        """
         submission = Submission(request_checks.resolve_request(request, label), self.profile, self.runs, self.time)
-        preflight.refuse(preflight.Case(submission, live, attempts=self.count))
+        preflight.refuse(preflight.findings(preflight.Case(submission, live, attempts=self.count)))
         return submission
 
 
 @dataclass(frozen=True)
 class CheckedRuns:
-    """Runs that can be queued."""
+    """Runs that passed all checks and can be queued."""
 
     submissions: list[Submission]
     slurm: Connection
     dependencies: list[str]
-    """The jobs to wait for that have not ended."""
+    """sbatch dependencies, such as afterok:123, that are not met yet"""
     notes: list[str]
 
 
 def check_runs(requests: Sequence[Request], task: Task | None, options: SubmitOptions) -> CheckedRuns:
-    """Check new runs against the cluster, and build what has to be built; queue nothing.
+    """Check new runs against the cluster and build their models if necessary. Queues nothing.
 
     Args:
-        requests: one request per combination of overrides, checked without the cluster.
-        task: the model and the samples of a fine-tuning run.
+        requests: one request per combination of overrides, which have passed `request_checks.check_request`.
+        task: the model and the samples of a fine-tuning run; None for other runs.
         options: the other options of the command line.
 
     Raises:
@@ -87,12 +89,13 @@ def check_runs(requests: Sequence[Request], task: Task | None, options: SubmitOp
     job = preflight.job_size(first, profile, time=options.time, attempts=options.count, members=len(requests))
     data = None if first.deferred_data else first.data
     slurm, live = request_checks.connect_and_query(profile, options.runs, data, job)
-    claim = preflight.claim(first, profile, live, job, options.runs)
-    preflight.refuse_claim(claim)  # before NeMo is imported; all runs of a sweep claim the same resources
+    claim = preflight.Claim(profile, live, job, options.runs or profile.folders.runs, first.data)
+    # Before NeMo is imported; all runs of a sweep claim the same resources.
+    preflight.refuse(preflight.claim_findings(claim))
     dependencies = [str(wait) for wait in dependency.unmet_dependencies(options.waits, slurm)]
     if first.deferred_data and not dependencies:
         raise UserError(
-            f"--data {first.data} does not exist, although {', '.join(options.after)} has ended",
+            f"--data {first.data} does not exist, although --after {', '.join(options.after)} is met",
             "see the output of that job",
         )
     submissions = _submissions(requests, task, live, options)
@@ -105,7 +108,7 @@ def check_runs(requests: Sequence[Request], task: Task | None, options: SubmitOp
 def _submissions(
     requests: Sequence[Request], task: Task | None, live: LiveCluster, options: SubmitOptions
 ) -> list[Submission]:
-    """Resolve each run and check it against the cluster. Raises UserError that lists the problems of all runs."""
+    """Return the submission of each run. Raises UserError with the problems of all runs that cannot be submitted."""
     if task:
         return [finetuning.finetune_submission(requests[0], task, live, options)]
     if len(requests) == 1:
@@ -127,7 +130,7 @@ def _submissions(
 def _notes(
     claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, may_use_mock_data: bool
 ) -> list[str]:
-    """Return notes on a submission: expected waits, unchecked settings, and ignored environment variables."""
+    """Return notes on a submission: reservations, unchecked settings, and ignored environment variables."""
     from superpod.requests import deferred
     from superpod.slurm.profiles.checked_profiles import unchecked_findings
 

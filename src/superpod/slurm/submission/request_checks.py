@@ -1,4 +1,4 @@
-"""First steps of `recipes submit`, `render` and `submit --resume`: check the request and query the cluster."""
+"""First steps of `recipes submit`, `render` and `submit --resume`: checks the request and queries the cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
+from superpod.slurm.preflight import preflight
+from superpod.slurm.profiles import profile_values, profiles
+from superpod.slurm.submission import connection
 from superpod.slurm.submission import submit as slurm_submit
 
 if TYPE_CHECKING:
@@ -22,50 +25,45 @@ if TYPE_CHECKING:
 
 
 def load_profile(cluster: str, time: str, runs: str) -> Cluster:
-    """Return a cluster profile that permits this time limit and this folder for runs.
+    """Return a cluster profile after checking the options --cluster, --time and --runs ("" = from the profile).
 
     Raises:
         UserError: an option is invalid.
     """
-    from superpod.slurm.preflight import preflight
-    from superpod.slurm.profiles import profiles
-
     refuse_time(time)
     if runs and not runs.startswith("/"):
-        raise UserError(
-            f"--runs {runs} is not an absolute path, which every node needs", "use a path on a shared file system"
-        )
+        raise UserError(f"--runs must be an absolute path, not {runs}", "use a path on a shared file system")
     profile = profiles.load(cluster)
-    preflight.refuse_folder(profile, runs or profile.folders.runs)
+    preflight.refuse(list(preflight.folder_findings(profile, runs or profile.folders.runs)))
     return profile
 
 
 def check_request(request: Request, profile: Cluster) -> None:
-    """Check without NeMo or access to the cluster that its GPUs can run a request.
+    """Check without NeMo, and without access to the cluster, that its GPUs can run a recipe.
 
     Raises:
-        UserError: they cannot, or the recipe cannot train.
+        UserError: they cannot run it, or the recipe is known not to train.
     """
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
-    from superpod.slurm.preflight import preflight
+    from superpod.slurm.profiles import other_gpu
 
-    preflight.refuse_other_gpu(request, profile)
+    preflight.refuse(other_gpu.request_findings(request, profile.gpu))
     proof_level.require_trainable(find(request.recipe))
 
 
 @functools.cache
 def _note_without_nemo() -> None:
-    """Print the note once per command, although a sweep resolves many requests."""
+    """Print a note that NeMo is not installed, once per process."""
     from superpod.requests import deferred
 
     print(f"note: {deferred.NO_NEMO_NOTE}", file=sys.stderr)
 
 
 def resolve_request(request: Request, label: str = "") -> ResolvedRun:
-    """Resolve a request; if NeMo has to build it, show the progress with the suffix `label`.
+    """Return the resolved run of a request. If NeMo must build it, show a progress message that ends with `label`.
 
-    If NeMo is not installed on this machine, only plan the request: the job will build it.
+    If NeMo is not installed on this machine, the request is only planned, and the job builds it.
     """
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
@@ -84,39 +82,36 @@ def resolve_request(request: Request, label: str = "") -> ResolvedRun:
 
 
 def connect_and_query(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
-    """Connect to a cluster and query its state, including the answer of `sbatch --test-only` to a job of this size.
+    """Return a connection to a cluster and its state, including the answer of `sbatch --test-only` to a job.
 
-    Called before NeMo is imported, so that an unreachable cluster is reported at once.
+    `runs` is the folder for runs ("" = that of the profile), `data` a data folder to look up. Must be called before
+    NeMo is imported, so that an unreachable cluster is reported at once.
     """
-    from superpod.slurm.preflight import preflight
     from superpod.slurm.profiles import live_cluster
-    from superpod.slurm.submission import connection
 
     slurm = connection.connect(profile)
     python = slurm_submit.ranks_python(profile) if not profile.container.image else ""
     paths = preflight.paths_to_check(profile, data.absolute() if data else None)
-    return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
+    return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size)
 
 
 def refuse_missing_resources(claim: Claim) -> None:
-    """Refuse resources that the cluster does not have, before NeMo is imported; print why a job may have to wait.
+    """Check that the cluster has the resources for a submission, without NeMo; print notes on reservations.
 
     Raises:
-        UserError: a resource is missing; the message lists all findings.
+        UserError: a resource is missing; the message contains all findings.
     """
-    from superpod.slurm.preflight import preflight
-
-    preflight.refuse_claim(claim)
+    preflight.refuse(preflight.claim_findings(claim))
     for note in preflight.notes(claim):
         hint = f"\n  next: {note.hint}" if note.hint else ""
         print(f"note: {note.message}{hint}", file=sys.stderr)
 
 
 def refuse_webhook(profile: Cluster) -> None:
-    """Refuse a webhook that jobs could not use, or whose file other users can read.
+    """Check that jobs can use the webhook of a profile, and that other users cannot read the file with its address.
 
     Raises:
-        UserError: the webhook is refused; the message never includes its address.
+        UserError: the webhook is refused; the message never contains its address.
     """
     from superpod.runtime.attempts import notify
 
@@ -124,20 +119,18 @@ def refuse_webhook(profile: Cluster) -> None:
     if profile.login.host:
         if table.webhook_env:
             hint = f"write the address to a file of mode 0600 on {profile.login.host} and set notify.webhook_file"
-            raise UserError("notify.webhook_env: variables of this shell are not passed over SSH", hint)
+            raise UserError("notify.webhook_env cannot be used, because variables are not passed over SSH", hint)
         return
     if table.webhook_env and profile.chain.self_submit:
         hint = "write the address to a file of mode 0600 and set notify.webhook_file"
-        raise UserError("notify.webhook_env: jobs submitted by jobs (chain.self_submit) do not get this variable", hint)
+        raise UserError("notify.webhook_env is not passed to jobs that other jobs submit (chain.self_submit)", hint)
     _, problem = notify.read_address(table.webhook_env, table.webhook_file, os.environ)
     if problem:
-        raise UserError(f"[notify] of {profile.name}: {problem}", "see Messages in docs/slurm.md, or leave out the key")
+        raise UserError(f"[notify] of {profile.name}: {problem}", "see Messages in docs/slurm.md, or remove the key")
 
 
 def refuse_time(time: str) -> None:
-    """Raise UserError if `time` is not in Slurm's time format; "" (use the limit in the profile) is accepted."""
-    from superpod.slurm.profiles import profile_values
-
+    """Raise UserError if `time` is neither a time in Slurm's format nor "", the limit of the profile."""
     if time:
         try:
             profile_values.seconds(time)

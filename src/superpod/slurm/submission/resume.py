@@ -1,6 +1,6 @@
-"""`recipes submit --resume RUN` with changes: check that a resumed run may change them, and rewrite its batch script.
+"""`recipes submit --resume RUN` with overrides: refuses incompatible changes, and rewrites the batch script of the run.
 
-The previous script, which contains the code of the previous attempts, stays in the run folder as
+The previous script, which contains the code of the previous attempts, is kept in the run folder as
 `job-until-NNN.sbatch`, or as `job-until-NNN.2.sbatch` and so on if no attempt has started since the last change.
 """
 
@@ -31,7 +31,11 @@ _TIME = re.compile(r"^#SBATCH --time=(\S+)$", re.MULTILINE)
 
 
 def read_time_limit(run: RunFolder) -> str:
-    """Read the time limit from a run's batch script; "" if the script has none."""
+    """Return the time limit in a run's batch script; "" if the script has none.
+
+    Raises:
+        UserError: the run has no batch script.
+    """
     try:
         match = _TIME.search((run.path / slurm_submit.SCRIPT).read_text(encoding="utf-8"))
     except OSError as error:
@@ -43,10 +47,10 @@ def read_time_limit(run: RunFolder) -> str:
 
 
 def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
-    """Refuse changes that are incompatible with the run's checkpoints.
+    """Check that a changed run can still load its checkpoints.
 
     Raises:
-        UserError: the size, the model or the layout would change; the message gives the old and new values.
+        UserError: the size, the model or the layout would change; the message contains the old and new values.
     """
     sizes = _list_changes(before, after, ("nodes", "gpus_per_node"))
     layout = _list_changes(before.layout, after.layout, tuple(PARALLEL_SIZES))
@@ -54,22 +58,23 @@ def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
     for changed, rule in (
         (sizes, "must keep its size"),
         (model, "must keep its model, because its checkpoints contain the weights"),
-        (layout, "must keep its layout, because its optimizer state is saved for that layout"),
+        (layout, "must keep its layout, for which its optimizer states are saved"),
     ):
         if changed:
             raise UserError(
                 f"a resumed run {rule}, but this would change {', '.join(changed)}",
-                "omit the change, or start a new run with it",
+                "leave out the change, or start a new run with it",
             )
 
 
 def _list_changes(before: object, after: object, names: tuple[str, ...]) -> list[str]:
+    """Return the attributes `names` that differ between two objects, as `name old -> new`."""
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in names}
     return [f"{name} {old} -> {new}"[:200] for name, (old, new) in pairs.items() if old != new]
 
 
 def changed_lines(run: RunFolder, resolved_run: ResolvedRun) -> list[str]:
-    """List the differences between the previous and the new recipe of a run, as `path: old -> new`."""
+    """Return the differences between the previous and the new recipe of a run, as `path: old -> new`."""
     old_lines = _read_lines((run.path / "recipe.txt").read_text(encoding="utf-8").splitlines())
     new_lines = _read_lines(resolved_run.lines)
     paths = [path for path in old_lines | new_lines if old_lines.get(path) != new_lines.get(path)]
@@ -77,12 +82,13 @@ def changed_lines(run: RunFolder, resolved_run: ResolvedRun) -> list[str]:
 
 
 def _read_lines(lines: Sequence[str]) -> dict[str, str]:
+    """Return the values in lines `path = value`, by path."""
     return {path: value for path, _, value in (line.partition(" = ") for line in lines)}
 
 
 @contextmanager
 def restore_on_failure(run: RunFolder) -> Iterator[None]:
-    """Restore the small files of a run if the block fails, for example because sbatch rejects the job."""
+    """Restore the files that `rewrite` and `set_time` change if the block fails, as when sbatch rejects the job."""
     names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, run_state.STOP, run_state.RESUMED)
     contents = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
     archived = set(run.path.glob("job-until-*"))
@@ -95,15 +101,15 @@ def restore_on_failure(run: RunFolder) -> Iterator[None]:
             else:
                 (run.path / name).unlink(missing_ok=True)
         for path in set(run.path.glob("job-until-*")) - archived:
-            path.unlink()  # the script has its own name again
+            path.unlink()  # the script has been restored under its own name
         raise
 
 
 def rewrite(run: RunFolder, submission: Submission) -> None:
-    """Rewrite run.json, the plan and the script of a run, so that its next attempts run `submission`.
+    """Rewrite run.json, plan.json, recipe.txt and the batch script of a run for `submission`, for its next attempts.
 
     Raises:
-        UserError: the run has already done this number of steps, or its folder cannot be written.
+        UserError: the run has already reached the number of steps, or its folder is not writable.
     """
     run.reopen(submission.run.max_steps)
     run.update(slurm_submit.facts(submission), submission.run.lines)
@@ -114,7 +120,7 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
 
 
 def _archive_path(run: RunFolder) -> Path:
-    """Return an unused path for the script of the previous attempts."""
+    """Return an unused path for the batch script of the previous attempts."""
     stem = f"job-until-{len(run.attempts):03d}"
     path = run.path / f"{stem}.sbatch"
     count = 2
@@ -125,7 +131,7 @@ def _archive_path(run: RunFolder) -> Path:
 
 
 def set_time(run: RunFolder, time: str) -> None:
-    """Change the time limit of all later attempts, in the run's batch script and in run.json.
+    """Set the time limit of all further attempts, in the batch script of a run and in run.json.
 
     Raises:
         UserError: the script has no time limit.
@@ -133,6 +139,6 @@ def set_time(run: RunFolder, time: str) -> None:
     path = run.path / slurm_submit.SCRIPT
     text = path.read_text(encoding="utf-8")
     if not _TIME.search(text):
-        raise UserError(f"{path} has no #SBATCH --time=... line", "add the line to the script, and omit --time")
+        raise UserError(f"{path} has no #SBATCH --time=... line", "add the line to the script, and leave out --time")
     path.write_text(_TIME.sub(lambda _: batch_script.sbatch_line("time", time), text, count=1), encoding="utf-8")
     write_json(run.path / "run.json", run.facts | {"limit_s": seconds(time)})

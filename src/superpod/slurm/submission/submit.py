@@ -1,4 +1,4 @@
-"""Render the batch script of a resolved run for a cluster, create its run folder, and queue its attempts."""
+"""Renders the batch script of a resolved run for a cluster, creates its run folder, and queues its attempts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script, cluster_variables
 
 if TYPE_CHECKING:
-    from superpod.collection.facts.environment import Variable
     from superpod.planner.planned_job import PlannedJob
     from superpod.requests.resolve import ResolvedRun
     from superpod.slurm.profiles.profiles import Cluster
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submission:
-    """A resolved run for a cluster, with the folder for runs and the time limit per attempt."""
+    """A resolved run, and the cluster, folder and time limit for it."""
 
     run: ResolvedRun
     cluster: Cluster
@@ -62,24 +61,24 @@ class Submission:
 
     @property
     def job(self) -> PlannedJob:
-        """The planned job on the GPUs of the cluster; for a rehearsal, on those of the recipe."""
+        """The planned job on the GPUs of the cluster, or for a rehearsal on those of the recipe."""
         if self.cluster.declared_only:
             return self.run.job
         return other_gpu.with_gpu(self.run.job, self.cluster.gpu)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """Contents of plan.json: the plan of the run on the GPUs of the cluster."""
+        """The contents of plan.json: the plan of the run on the GPUs of the cluster."""
         return self.run.plan if self.job is self.run.job else plans.describe_run(self.job)
 
     @property
     def step_time_s(self) -> float | None:
-        """Planned step time in seconds on the GPUs of the cluster; None if the planner has no estimate."""
+        """The planned step time in seconds on the GPUs of the cluster; None if the planner has no estimate."""
         return self.plan["layouts"][0]["step_time_s"]
 
     @property
     def other_gpu_note(self) -> list[str]:
-        """A note with both step times if the cluster has a different GPU from the recipe; otherwise []."""
+        """A note with both planned step times if the GPU of the cluster differs from that of the recipe; else []."""
         own, gpu = self.run.job.node.gpu.name, self.job.node.gpu.name
         note = other_gpu.gpu_note(self.recipe, own, gpu, self.run.step_time_s, self.step_time_s)
         return [note] if note else []
@@ -87,12 +86,13 @@ class Submission:
 
 @dataclass(frozen=True)
 class QueuedJobs:
-    """The queued jobs of a run, and why there are not more."""
+    """The queued jobs of a run."""
 
     ids: list[str]
     wanted: int
+    """number of jobs to queue"""
     rejection: str = ""
-    """sbatch's message for the first job that it rejected"""
+    """message of sbatch for the first job that it rejected; "" = none"""
 
     @property
     def shortfall(self) -> str:
@@ -106,12 +106,16 @@ class QueuedJobs:
 
 
 def script(submission: Submission, *, name: str = "") -> str:
-    """Render the sbatch script of a resolved run.
+    """Return the sbatch script of a submission; `name` is the job name, "" = the name of the recipe.
 
     Raises:
         UserError: a value cannot be written into the script.
     """
     run, cluster = submission.run, submission.cluster
+    variables = cluster_variables.variables(cluster, run.job, run.request.overrides)
+    if run.request.profile:
+        variables += ProfileRequest.parse(run.request.profile).variables()
+    extra_files = {**collection.job_files(), **deferred.sources(run), **project_files(run, cluster)}
     return batch_script.render(
         batch_script.BatchJob(
             recipe=submission.recipe,
@@ -119,13 +123,10 @@ def script(submission: Submission, *, name: str = "") -> str:
             nodes=run.nodes,
             gpus=run.gpus_per_node,
             runs=submission.folder,
-            variables=(
-                *cluster_variables.variables(cluster, run.job, run.request.overrides),
-                *_profiler_variables(run),
-            ),
+            variables=tuple(variables),
             recipe_file=run.source,
             recipe_lines=tuple(run.lines),
-            runtime=payload.pack_runtime(tuple(_extra_files(run, cluster).items())),
+            runtime=payload.pack_runtime(tuple(extra_files.items())),
             python=ranks_python(cluster),
             facts=facts(submission),
             name=name,
@@ -136,22 +137,12 @@ def script(submission: Submission, *, name: str = "") -> str:
     )
 
 
-def _profiler_variables(run: ResolvedRun) -> list[Variable]:
-    if not run.request.profile:
-        return []
-    return ProfileRequest.parse(run.request.profile).variables()
-
-
-def _extra_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    return {**collection.job_files(), **deferred.sources(run), **project_files(run, cluster)}
-
-
 def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    """Return the files of this project that a job must contain: path in its code folder -> file.
+    """Return the files of this project that a job contains in addition to `runtime/`, by paths in its code folder.
 
     Two kinds of jobs need them: fine-tuning in a container, which does not contain this project, to import and export
     the model; and a deferred run that fine-tunes or rehearses, because the partial package in the code folder hides an
-    installed one. Every job contains the files of `runtime/`.
+    installed one.
     """
     finetunes = "finetune" in run.data_facts
     in_container = finetunes and bool(cluster.container.image)
@@ -164,11 +155,11 @@ def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
 
 PACKAGE = (".", *SOURCES, "rehearsal", "launch")
 MAX_FILE_BYTES = 200_000
-"""Larger files are left out: they are tables of published runs, which no job step reads."""
+"""Size in bytes from which files are left out: they are tables of published runs, which no job step reads."""
 
 
 def ranks_python(cluster: Cluster) -> str:
-    """Return the Python for the ranks: from the profile, `python` in a container, or the Python of this process."""
+    """Return the Python interpreter of the ranks: software.python, `python` in a container, or that of this process."""
     if cluster.software.python:
         return cluster.software.python
     return "python" if cluster.container.image else sys.executable
@@ -198,7 +189,7 @@ def facts(submission: Submission) -> dict[str, object]:
 
 
 def chain_warning(submission: Submission, attempts: int) -> str:
-    """Return a warning if `attempts` jobs are not enough to finish the run at the planned step time; otherwise ""."""
+    """Return a warning if a run cannot finish in `attempts` jobs at the planned step time; otherwise ""."""
     from superpod.slurm.preflight.preflight import START_S
 
     cluster, step_time_s = submission.cluster, submission.step_time_s
@@ -210,7 +201,7 @@ def chain_warning(submission: Submission, attempts: int) -> str:
 
 
 def new_run(submission: Submission, connection: Connection) -> str:
-    """Create the run folder on the cluster, with the script, and return its path there.
+    """Create a run folder with its batch script on the cluster, and return its path there.
 
     Raises:
         UserError: the folder cannot be written.
@@ -231,6 +222,7 @@ def new_run(submission: Submission, connection: Connection) -> str:
 
 
 def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
+    """Create a run folder with its batch script in `runs`; `group` is its group, "" = the default."""
     run = submission.run
     folder = RunFolder.create(runs, submission.recipe, facts=facts(submission), recipe_lines=run.lines)
     folder.write_plan(submission.plan)
@@ -245,9 +237,7 @@ def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
 
 
 def job_name(run: str) -> str:
-    """Return the name shared by all jobs of a run: with --dependency=singleton, jobs of the same name run one at a
-    time.
-    """
+    """Return the name of all jobs of the run in the folder `run`; singleton jobs of one name run one at a time."""
     path = Path(run)
     return f"{path.parent.name}.{path.name}"
 
@@ -255,10 +245,10 @@ def job_name(run: str) -> str:
 def start(
     submission: Submission, connection: Connection, attempts: int, after: Sequence[str] = ()
 ) -> tuple[str, QueuedJobs]:
-    """Create the run folder and queue its attempts; return its path and their jobs. Removes the folder on failure.
+    """Create a run folder and queue `attempts` jobs with the dependencies `after`; return the folder and the jobs.
 
     Raises:
-        UserError: the folder cannot be written, or sbatch rejects the job, with its message.
+        UserError: the folder cannot be written, or sbatch rejects the job; the folder is removed.
     """
     run = new_run(submission, connection)
     try:
@@ -277,7 +267,7 @@ def discard(connection: Connection, runs: Sequence[str]) -> None:
 
 
 def unqueue(connection: Connection, runs: Sequence[str]) -> None:
-    """Cancel all jobs of runs by name: a job may be queued even if sbatch failed before it printed the id."""
+    """Cancel all jobs of runs by name, because a job may be queued even if sbatch failed before it printed the id."""
     for run in runs:
         with contextlib.suppress(UserError):
             connection.run(["scancel", f"--name={job_name(run)}"])
@@ -289,14 +279,14 @@ def queue(
     """Queue attempts of a run; each waits for the previous ones.
 
     Args:
-        connection: to the cluster.
+        connection: connection to the cluster.
         run: path of the run folder on the cluster.
         attempts: number of jobs.
-        exclude: nodes that have failed.
+        exclude: nodes not to use.
         after: dependencies such as `afterok:123`.
 
     Raises:
-        UserError: sbatch rejects the first job, with its message.
+        UserError: sbatch rejects the first job.
     """
     first = QueuedJobs([_sbatch(connection, run, exclude, after)], 1)
     return queue_more(connection, run, first, attempts, exclude, after)
@@ -310,7 +300,10 @@ def queue_more(
     exclude: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> QueuedJobs:
-    """Queue jobs until there are `attempts`, including `before`. Stop if sbatch rejects one: top-up adds the rest."""
+    """Queue jobs until there are `attempts`, including those in `before`, or sbatch rejects one.
+
+    The other arguments are those of `queue`. `recipes top-up` can queue the missing jobs later.
+    """
     ids = [*before.ids]
     while len(ids) < attempts:
         try:
@@ -321,33 +314,41 @@ def queue_more(
 
 
 def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Sequence[str]) -> str:
+    """Queue one job of a run and return its id. Raises UserError if sbatch rejects it."""
     command = ["sbatch", "--parsable", "--export=ALL", f"--job-name={job_name(run)}"]
     # All attempts have the dependencies in `after`, not only the first, which may be cancelled.
     command.append(f"--dependency={','.join(('singleton', *after))}")
     if exclude:
         command.append(f"--exclude={','.join(exclude)}")
     command += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
-    # slurm-JOB.out gets the permissions of the run folder.
+    # slurm-JOB.out must have the permissions of the run folder.
     permissions = contextlib.nullcontext() if connection.remote else sharing.inherit_permissions(Path(run))
     with permissions:
         return connection.run(command, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
 
 
 def queue_command(connection: Connection, cluster: Cluster, title: str, arguments: list[str], log: str) -> str:
-    """Queue `recipes` with these arguments as a job with one task; return its job id.
+    """Queue a `recipes` command as a job with one task, and return the job id.
+
+    Args:
+        connection: connection to the cluster.
+        cluster: profile of the cluster.
+        title: job name.
+        arguments: command line after `recipes`.
+        log: file for the output of the job.
 
     Raises:
-        UserError: the cluster is reached over SSH, its ranks run in a container, or sbatch rejects the job.
+        UserError: the cluster is behind SSH, its ranks run in a container, or sbatch rejects the job.
     """
     if connection.remote:
         raise UserError(
-            f"the files are on this machine, but {cluster.name} is reached over SSH ({connection})",
+            f"the files are on this machine, but {cluster.name} is behind SSH ({connection})",
             "run the command on the cluster's login node",
         )
     if cluster.container.image:
         raise UserError(
             f"{cluster.name} runs its ranks in a container, which does not contain this project",
-            "omit --cluster on a node that has NeMo, or specify a profile with [software] python and no image",
+            "leave out --cluster on a node with NeMo, or use a profile with software.python and without an image",
         )
     options = [f"--job-name={title}", *batch_script.resource_options(cluster, 1, 1), *cluster.slurm.options]
     text = batch_script.render_command(cluster, [ranks_python(cluster), "-P", "-m", "superpod.cli", *arguments])
@@ -356,12 +357,12 @@ def queue_command(connection: Connection, cluster: Cluster, title: str, argument
 
 
 def record_jobs(connection: Connection, run: str, jobs: list[str]) -> None:
-    """Write the ids of all queued jobs to a new run folder, so that the attempt that ends the run can cancel them."""
+    """Write the ids of all queued jobs to a run folder, so that the attempt that ends the run can cancel them."""
     if not connection.remote:
         write_json(Path(run) / CHAIN, {"jobs": jobs})
         return
     text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
-    # The file gets the permissions of run.json, independently of the umask on the login node.
+    # The file must have the permissions of run.json, whatever the umask on the login node.
     script = 'cat >"$0" && chmod --reference="$1" -- "$0"'
     connection.run(["sh", "-c", script, f"{run}/{CHAIN}", f"{run}/run.json"], stdin=text.encode())
 

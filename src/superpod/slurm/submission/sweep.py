@@ -1,4 +1,4 @@
-"""`recipes submit --sweep PATH=V1,V2`: one run per combination of values; either all are queued or none."""
+"""`recipes submit --sweep PATH=V1,V2`: queues one run per combination of values; either all or none."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
 MAX_RUNS = 256
-"""Maximum runs of a sweep: a larger number is probably a mistake, or a task for a tuner."""
+"""Maximum number of runs of a sweep; a larger number is probably a mistake, or a task for a tuner."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A field of the recipe and its values."""
+    """A value of the recipe to vary."""
 
     path: str
+    """override path, such as optim.config.lr"""
     values: tuple[str, ...]
 
 
 def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
-    """Parse the arguments of `--sweep`, PATH=V1,V2,...; a comma inside brackets or quotes is part of its value.
+    """Return the axes in the arguments of --sweep, PATH=V1,V2,...; commas in brackets or quotes are part of a value.
+
+    `at_once` is the value of --array-limit; 0 = not given.
 
     Raises:
         UserError: fewer than two values, a repeated value or path, too many combinations, or `at_once` without a sweep.
     """
     if at_once and not texts:
-        raise UserError("--array-limit requires --sweep", "omit --array-limit")
+        raise UserError("--array-limit requires --sweep", "leave out --array-limit")
     result: list[Axis] = []
     for text in texts:
         path, equals, rest = text.partition("=")
         values = tuple(value.strip() for value in _split(rest))
         if not equals or not path.strip() or not all(values) or len(values) < 2:
-            raise UserError(
-                f"--sweep {text}: a sweep needs two or more values", "for example --sweep optim.config.lr=1e-4,3e-4"
-            )
+            raise UserError(f"--sweep {text} has fewer than two values", "for example optim.config.lr=1e-4,3e-4")
         if len(set(values)) < len(values):
-            raise UserError(f"--sweep {text}: a value is repeated", "specify each value once")
+            raise UserError(f"--sweep {text} repeats a value", "specify each value once")
         if path in [axis.path for axis in result]:
-            raise UserError(
-                f"--sweep {path} is specified twice", f"specify all its values at once: --sweep {path}=A,B,C"
-            )
+            raise UserError(f"--sweep {path} is specified twice", f"specify all values at once: --sweep {path}=A,B,C")
         result.append(Axis(path.strip(), values))
     sizes = [len(axis.values) for axis in result]
     count = math.prod(sizes)
@@ -67,7 +66,7 @@ def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
 
 
 def _split(text: str) -> list[str]:
-    """Split `text` at commas, except those inside brackets or quotes."""
+    """Return the parts of `text` between commas, except commas inside brackets or quotes."""
     parts, depth, quote, current_part = [], 0, "", ""
     for sign in text:
         if quote:
@@ -87,16 +86,16 @@ def _split(text: str) -> list[str]:
 
 
 def combine(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
-    """List the overrides of each run, as `path=value`; the last axis varies fastest."""
+    """Return the overrides of each run, as `path=value`; the last axis varies fastest."""
     pairs = [[f"{axis.path}={value}" for value in axis.values] for axis in axes]
     return list(itertools.product(*pairs))
 
 
 def require_disk_space(submissions: Sequence[Submission], free: int | None) -> None:
-    """Refuse a sweep whose runs together do not fit on the disk; preflight checks each run alone.
+    """Check that the checkpoints of all runs of a sweep fit into `free` bytes (None = unknown).
 
     Raises:
-        UserError: there is too little space; the message gives the required and the free space.
+        UserError: there is too little free space.
     """
     need = sum(4 * submission.run.checkpoint_bytes for submission in submissions)
     if free is not None and free < need:
@@ -114,17 +113,17 @@ def queue(
     after: Sequence[str] = (),
     at_once: int = 0,
 ) -> tuple[str, dict[str, QueuedJobs]]:
-    """Create the run folders and queue their attempts; return the sweep's folder and the jobs of each run.
+    """Create the run folders of a sweep and queue their attempts; return the sweep folder and the jobs by run folder.
 
     First, one attempt of every run is queued. If sbatch rejects one of these, all jobs are cancelled and all folders
     removed. From then on, every run is consistent, even if this process is killed.
 
     Args:
-        connection: to the cluster.
+        connection: connection to the cluster.
         submissions: the overrides and the submission of each run.
-        attempts: jobs per run.
+        attempts: number of jobs per run.
         after: dependencies of all jobs.
-        at_once: number of runs whose jobs may start at the same time; 0 = all.
+        at_once: maximum number of concurrent runs; 0 = all.
 
     Raises:
         UserError: a folder cannot be written, or sbatch rejects a job.
@@ -161,18 +160,19 @@ def queue(
 
 
 def _throttle_dependency(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
-    """Return the dependency of a run on all jobs of the run that is `at_once` places before it; [] if there is none."""
+    """Return the dependency of a run on all jobs of the run `at_once` positions before it; [] if there is none."""
     queued_runs = list(jobs)
-    place = queued_runs.index(run) if run in jobs else len(queued_runs)
-    if not at_once or place < at_once:
+    position = queued_runs.index(run) if run in jobs else len(queued_runs)
+    if not at_once or position < at_once:
         return []
-    previous_jobs = jobs[queued_runs[place - at_once]]
+    previous_jobs = jobs[queued_runs[position - at_once]]
     return [f"afterany:{':'.join(previous_jobs.ids)}"]
 
 
 def _write(
     connection: Connection, sweep: str, submissions: Sequence[tuple[tuple[str, ...], Submission]], made: list[str]
 ) -> None:
+    """Write the file of a sweep, which contains the overrides and the folder of each run, on the cluster."""
     first = submissions[0][1]
     rows = [
         {"overrides": list(overrides), "run": re.sub(rf"^{re.escape(first.folder)}/", "", run)}

@@ -1,6 +1,4 @@
-"""Queue the missing attempts of a run. Only its owner may do this, under a lock; showing its state never queues
-jobs.
-"""
+"""Queues the missing attempts of a run. Only its owner may do this, under a lock."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 LOCK = ".queue"
-"""`RUN/.queue`, locked while jobs are counted and queued, so that two commands do not queue the same attempts."""
+"""File in a run folder that is locked while jobs are counted and queued, so that no attempt is queued twice."""
 
 
 @contextmanager
 def queue_lock(run: RunFolder) -> Iterator[None]:
-    """Hold the lock that is required to queue jobs of a run.
+    """Hold the lock for queueing jobs of a run within the block.
 
     Raises:
-        UserError: the run belongs to another user, its folder cannot be written, or another command holds the lock.
+        UserError: the run belongs to another user, its folder is not writable, or another command holds the lock.
     """
     owner.refuse_others(run.path, "queue its jobs", root_may=False)
     owner.refuse_unsafe(run.path)
@@ -48,15 +46,16 @@ def queue_lock(run: RunFolder) -> Iterator[None]:
 
 
 def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.QueuedJobs | None:
-    """Queue jobs until a run has `attempts` (0 = the number it was submitted with); return None if it has enough.
+    """Queue jobs until a run has `attempts` pending and running ones; return the new jobs, or None if it has enough.
+
+    `attempts` 0 is the number with which the run was submitted.
 
     Raises:
-        UserError: the run cannot continue by itself, belongs to another user, or Slurm does not answer or rejects the
-        job.
+        UserError: the run cannot resume or belongs to another user, or Slurm does not answer or rejects the job.
     """
     with queue_lock(run):
         view = run_views.summarize_runs([run], connection)[0]
-        if not (run.path / CHAIN).exists():  # a truncated file counts: the run was queued
+        if not (run.path / CHAIN).exists():  # existence suffices: even with a truncated file, the run was queued
             raise UserError(f"{run.path} was not queued by `recipes submit`", "queue its jobs with sbatch")
         if not run_views.may_continue(view):
             message = f"{run.path} is {view.state}"
