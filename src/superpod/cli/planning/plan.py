@@ -206,5 +206,7 @@ def _write_layout(name: str, searches: Searches) -> None:
     precision, best = next(iter(searches.items()))
     if not len(best.ranked):
         raise UserError("no layout fits in memory, so none was written", "use more GPUs (--gpus)")
-    path = layout_file.write_layout(name, best.job.replace(precision=precision, layout=best.layout(int(best.ranked[0]))))
+    path = layout_file.write_layout(
+        name, best.job.replace(precision=precision, layout=best.layout(int(best.ranked[0])))
+    )
     typer.echo(f"wrote {path}", err=True)

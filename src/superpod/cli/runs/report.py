@@ -50,7 +50,7 @@ def report(
     For several runs, print a table with one row per run.
     """
     from superpod.reports import report_text, sweep
-    from superpod.reports.why import is_run
+    from superpod.reports.why import is_run_folder
     from superpod.runtime.runs.run_folder import RunFolder
 
     page_options.check(html)
@@ -63,7 +63,7 @@ def report(
         members = sweep.rank_members(paths[0])
         run_folders = paths = [member.path for member in members if member.summary]
     else:
-        run_folders = [path for path in paths if is_run(path)]
+        run_folders = [path for path in paths if is_run_folder(path)]
         if len(run_folders) == len(paths) > 1:
             members = [sweep.Member.from_run(RunFolder.open(path)) for path in run_folders]
     folders = [RunFolder.open(path) for path in run_folders]
@@ -78,7 +78,7 @@ def report(
     elif members:
         _print_members(members, f"sweep {Path(run[0]).name}" if is_sweep else f"{len(run)} runs")
     elif len(run_reports) > 1:
-        tables.print_folded_table(report_text.TITLES, report_text.comparison_rows(run_reports), fold=0)
+        tables.print_folded_table(report_text.COLUMN_TITLES, report_text.build_comparison_rows(run_reports), fold=0)
     else:
         _print_one(*run_reports[0])
     if not as_json and compare and len(run_reports) > 1:
@@ -103,12 +103,12 @@ def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
     from superpod.reports import report_figures
     from superpod.reports.external import external_runs
     from superpod.reports.runs import run_record
-    from superpod.reports.why import is_run
+    from superpod.reports.why import is_run_folder
     from superpod.runtime.runs.run_folder import RunFolder
 
     records = []
     for path in paths:
-        record = run_record.read_run(RunFolder.open(path)) if is_run(path) else external_runs.read_run(path, gpu)
+        record = run_record.read_run(RunFolder.open(path)) if is_run_folder(path) else external_runs.read_run(path, gpu)
         records.append((record, report_figures.compute_figures(record)))
     return records
 

@@ -231,7 +231,9 @@ class StatusPage:
 
     def _curve(self, lines: Sequence[JsonObject], key: str, title: str, width: int, height: int) -> list[Text]:
         """Return exactly `height` lines: the title with the newest value, and the curve of the metric `key`."""
-        points = followed_run.extract_curve(lines, key, max_points=2 * width)  # braille has two columns of dots per character
+        points = followed_run.extract_curve(
+            lines, key, max_points=2 * width
+        )  # braille has two columns of dots per character
         newest_value = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no data yet"
         curve_list = [curves.Curve([x for x, _ in points], [y for _, y in points])]
         body = curves.draw_curves(curve_list, width=width, height=height - 2, braille=self._has_braille)

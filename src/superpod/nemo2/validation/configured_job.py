@@ -133,7 +133,9 @@ def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     base = default_options(read_task(partial), fields["precision"], fields["layout"].sharding, model)
     base = replace(base, overlap_grads=bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"]))
     options = read_options(partial, base)
-    return set_unfused_attention(PlannedJob(model=model, node=node, fabric=facts.fabric_of(node), options=options, **fields))
+    return set_unfused_attention(
+        PlannedJob(model=model, node=node, fabric=facts.fabric_of(node), options=options, **fields)
+    )
 
 
 def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
