@@ -361,7 +361,7 @@ class _RunningAttempt:
             srun.send_signal(signal.SIGTERM)
 
     def _kill_strays(self, code: int | None) -> bool:
-        """Kill the stray processes of ranks that failed (`code` is srun's exit code); return whether no node has any."""
+        """Kill the stray processes of ranks that failed with srun's exit `code`; return whether no node has any."""
         if code and "SIGTERM" not in self.signals:  # Slurm does not start steps in a job that it is ending
             return self.strays.kill(self.attempt.path)
         return not code
