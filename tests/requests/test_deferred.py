@@ -112,6 +112,9 @@ def test_script_contains_one_models_layouts():
     run = deferred.plan_run(Request(RECIPE))
     layouts = [name for name in deferred.sources(run) if "/layouts/" in name]
     assert layouts == ["superpod/included/recipes/layouts/llama3_8b.toml"]
+    assert not any(
+        name.startswith(("superpod/reports/", "superpod/weights/serving/")) for name in deferred.sources(run)
+    )
     text = submit.script(submit.Submission(run, profiles.load("dgx_h100")))
     assert len(text) < 1_000_000  # Slurm's max_script_size is 4 MB
     assert text == submit.script(submit.Submission(run, profiles.load("dgx_h100")))

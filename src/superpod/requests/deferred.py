@@ -290,7 +290,8 @@ def planned_facts(run: ResolvedRun) -> dict[str, Any]:
 
 
 SKIPPED_SUFFIXES = (".pyc", ".json")
-LAYOUT_FILES = "included/recipes/layouts/"
+SKIPPED_FOLDERS = ("included/recipes/layouts/", "reports/", "weights/serving/")
+"""Folders whose files are not copied to the job: layouts of other recipes, and code that `build` does not import."""
 
 
 def sources(run: ResolvedRun) -> dict[str, Path]:
@@ -301,7 +302,7 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
     return {
         f"superpod/{name}": path
         for name, path in package_files.files([".", *SOURCES]).items()
-        if path == own_layouts or (not name.endswith(SKIPPED_SUFFIXES) and not name.startswith(LAYOUT_FILES))
+        if path == own_layouts or (not name.endswith(SKIPPED_SUFFIXES) and not name.startswith(SKIPPED_FOLDERS))
     }
 
 

@@ -361,10 +361,7 @@ class _RunningAttempt:
             srun.send_signal(signal.SIGTERM)
 
     def _kill_strays(self, code: int | None) -> bool:
-        """Kill the stray processes of ranks that failed with exit code `code`; return whether none remain on any node.
-
-        None = the ranks were not started.
-        """
+        """Kill the stray processes of ranks that failed with srun's exit `code`; return whether no node has any."""
         if code and "SIGTERM" not in self.signals:  # Slurm does not start steps in a job that it is ending
             return self.strays.kill(self.attempt.path)
         return not code
