@@ -41,7 +41,7 @@ def test_job_receives_location_of_address_only(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (f'webhook_env = "{SECRET}"', "the name of an environment variable"),
+        (f'webhook_env = "{SECRET}"', "the name of a variable"),
         (f'webhook_file = "{SECRET}"', "the path of a file"),
         (f'webhook = "{SECRET}"', "is not a key"),
         (f'webhook_on = ["{SECRET}"]', "must be one of 'end', 'stop' or 'stall'"),

@@ -18,7 +18,7 @@ SUBMIT = ["submit", "tiny_llama3_sft", "--cluster", "dgx_h100"]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--model", "m"], "--model needs --data"),
+        (["--model", "m"], "--model requires --data"),
         (["--hf", "none", "--data", "d.jsonl"], "--model none is neither a folder"),
         (["--model", "empty", "--data", "d.jsonl"], "no config.json"),
         (["--model", "m", "--data", "bad.jsonl"], "bad.jsonl:2"),

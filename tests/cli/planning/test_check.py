@@ -34,7 +34,7 @@ def test_recipes_of_this_project_pass(recipes_cli, name):
 def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
     text = printed(recipes_cli, "check", *words, code=code)
     assert ("next: `recipes plan llama3_70b --gpu h100 --gpus 16` ranks" in text) == advised
-    assert ("--layout was not given" in text) == (advised and "--layout" not in words)
+    assert ("only data parallelism was checked" in text) == (advised and "--layout" not in words)
 
 
 @pytest.mark.parametrize(

@@ -97,5 +97,5 @@ def test_refuses_a_torch_without_cuda_before_anything_is_written(nvidia_smi, rec
     nvidia_smi("NVIDIA H100 80GB HBM3, 81559, 580.1\n")
     done = recipes_cli("prove", NAME, "--on-gpu", str(tmp_path / "results"))
     assert done.returncode == 2
-    assert "needs a torch with CUDA" in done.stderr
+    assert "needs PyTorch with CUDA" in done.stderr
     assert not (tmp_path / "results").exists()

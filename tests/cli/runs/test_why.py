@@ -192,7 +192,7 @@ def test_an_empty_log_has_an_unknown_cause(content, why, tmp_path):
     code, out, _ = why(tmp_path / "a.log")
     assert code == 1
     assert "unknown  the log is empty, so this run cannot be diagnosed" in out
-    assert "next     pass a log" in out
+    assert "next     pass a non-empty log" in out
     assert "healthy" not in out
     assert "all 2 logs are empty" in why(tmp_path)[1]
     (tmp_path / "b.log").write_text("a line\n")

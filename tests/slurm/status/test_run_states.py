@@ -217,7 +217,7 @@ def test_logs_show_output_of_a_job_without_attempt(tmp_path, slurm, recipes_cli)
     run = submitted(tmp_path / "runs")
     nothing = recipes_cli("logs", run.path)
     assert nothing.returncode == 1
-    assert "does not have this log yet" in nothing.stderr
+    assert "has no output of these ranks yet" in nothing.stderr
     (run.path / "slurm-100.out").write_text("attempt.py needs Python 3.9\n")
     done = recipes_cli("logs", run.path)
     assert (done.returncode, done.stdout) == (0, "[slurm-100] attempt.py needs Python 3.9\n")

@@ -40,7 +40,7 @@ def test_commas_inside_a_value():
         (["optim.config.lr"], "has fewer than two values"),
         (["optim.config.lr=1e-4"], "has fewer than two values"),
         (["optim.config.lr=1e-4,"], "has fewer than two values"),
-        (["optim.config.lr=1e-4,1e-4"], "repeated"),
+        (["optim.config.lr=1e-4,1e-4"], "repeats a value"),
         (["a.b=1,2", "a.b=3,4"], "specified twice"),
         ([f"a.b={','.join(map(str, range(20)))}", f"a.c={','.join(map(str, range(20)))}"], "400 runs .20 x 20."),
     ],
