@@ -45,7 +45,7 @@ def evidence(tmp_path, monkeypatch):
 
 
 def forget():
-    remembered = ("_proofs", "_broken_reasons", "_built_digests", "_runs", "_tested_sizes")
+    remembered = ("_read_proofs", "_read_broken_sizes", "_read_built_digests", "_read_gpu_runs", "_read_tested_sizes")
     for name in remembered:
         getattr(proof_level, name).cache_clear()
 
