@@ -19,7 +19,7 @@ from superpod.planner.calibration import calibration
 from superpod.planner.layout import MEGATRON_FSDP
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.timing import schedule, step_cost, steptime
-from superpod.planner.timing.roofline import PHASES
+from superpod.planner.timing.roofline import PASSES
 from superpod.planner.timing.schedule import Event
 from superpod.planner.timing.step_cost import StepCost
 
@@ -131,9 +131,11 @@ def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str,
     """
     constants = {**calibration.constants(job), "step_s": 0.0, "tensor_s": 0.0}
     cost = _split_ranks(step_cost.from_job(job, columns.from_job(job)))
-    only_forward = np.array([name == "forward" for name in PHASES])[:, None]
+    only_forward = np.array([name == "forward" for name in PASSES])[:, None]
     terms = _terms(steptime.price(cost, constants))
-    forward = _terms(steptime.price(replace(cost, work=cost.work * only_forward), constants))
+    forward = _terms(
+        steptime.price(replace(cost, work=cost.work * only_forward, repeated=0 * cost.repeated), constants)
+    )
     ranks = range(len(terms))
     # `overhead` is the wait for kernel launches in both passes; divide it in proportion to their GPU time.
     on_gpu = [
@@ -150,6 +152,7 @@ def _split_ranks(cost: StepCost) -> StepCost:
     ranks = cost.blocks.shape[1]
     rank_costs = {
         "work": cost.work,
+        "repeated": cost.repeated,
         "blocks": cost.blocks[0][:, None],
         "weight": np.ones((ranks, 1)),
         "recomputed_share": cost.recomputed_share[0][:, None],

@@ -2,7 +2,9 @@
 
 A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
 single layout (`from_job`), `[layouts, ranks]` for many (`Stages`). In `Stages`, one entry may represent several
-identical ranks (`weight`), and columns that do not depend on the rank have shape `[layouts, 1]`.
+identical ranks (`weight`), and columns that do not depend on the rank have shape `[layouts, 1]`. A search combines each
+layout with several kinds of sharding and recomputation; these have own axes, `[shardings, recomputations, layouts,
+ranks]`, so that what does not depend on them is computed once.
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ class Columns:
     of different widths are weighted by width (`ModelShape.count_blocks`)."""
     layers: Column
     """Transformer layers on this rank."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape to which all columns broadcast."""
+        return np.broadcast_shapes(*(np.shape(column) for name, column in vars(self).items() if name != "blocks"))
 
     @property
     def first(self) -> Flags:
@@ -143,6 +150,8 @@ class Stages:
         ranks_by_split = [_distinct_ranks(model, split) for split in splits]
         shape = (len(ranks_by_split), max((len(ranks) for ranks in ranks_by_split), default=1))
         kinds = sorted({kind for blocks in model.blocks for kind in blocks})
+        self.ranks = np.array([len(ranks) for ranks in ranks_by_split])
+        """Number of distinct ranks of each split."""
         self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
         self._blocks = {kind: np.zeros(shape) for kind in kinds}
         for i, ranks in enumerate(ranks_by_split):
@@ -155,20 +164,22 @@ class Stages:
                     self._blocks[kind][i, j] = count
 
     def columns(self, split: Column, values: Mapping[str, Column]) -> Columns:
-        """Return columns of shape [layouts, ranks].
+        """Return columns of shape [layouts, ranks], in which the layouts are contiguous in memory.
 
         Args:
             split: index of each layout's split.
-            values: columns as returned by `fields`.
+            values: columns as returned by `fields`; those of sharding and recomputation may have further axes.
         """
         kept_columns = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
-        one: dict[str, Any] = {name: values[name][:, None] for name in kept_columns}
-        blocks = {kind: counts[split] for kind, counts in self._blocks.items()}
+        one: dict[str, Any] = {name: values[name][..., None] for name in kept_columns}
+        # At least two: numpy multiplies a single row in another order, and times would depend on other layouts' ranks.
+        ranks = slice(max(2, self.ranks[split].max()))
+        blocks = {kind: np.asfortranarray(counts[split, ranks]) for kind, counts in self._blocks.items()}
         return Columns(
             **one,
-            rank=self._rank[split],
-            weight=self._weight[split],
-            layers=self._layers[split],
+            rank=np.asfortranarray(self._rank[split, ranks]),
+            weight=np.asfortranarray(self._weight[split, ranks]),
+            layers=np.asfortranarray(self._layers[split, ranks]),
             blocks=blocks,
         )
 

@@ -207,7 +207,7 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
     low, high = interval.time_factors(values["gpus"])
     extrapolated = np.broadcast_to(interval.is_extrapolated(values["gpus"]), count).tolist()
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
-    needed, reserved = (np.where(is_held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
+    _, needed, reserved = peak.highest(is_held)
     fits = [memory.FIT[code] for code in memory.classify(job, needed, reserved).tolist()]
     figures = {
         "step_time_s": seconds,

@@ -7,6 +7,7 @@ fit, so that `explain.py` can name those that would be faster.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,14 @@ import numpy as np
 from superpod.errors import UserError, did_you_mean
 from superpod.planner import legality, memory
 from superpod.planner.arrays import Array, Column, Flags
+from superpod.planner.calibration import calibration
 from superpod.planner.columns import Stages
 from superpod.planner.layout import MEGATRON_FSDP, RECOMPUTES, SHARDINGS, Layout, Recompute, RecomputeMethod, Sharding
 from superpod.planner.models import Split
 from superpod.planner.models.stages import ENDS, chunks_before_head, divides_with_ends, near_even_chunks
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import rules
-from superpod.planner.timing import steptime
+from superpod.planner.timing import step_cost, steptime
 
 
 class RecomputeOption(NamedTuple):
@@ -38,9 +40,11 @@ class RecomputeOption(NamedTuple):
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
 """Fields of `Layout` that the run determines, or that follow from others."""
+FIELDS = ("tp", "pp", "vp", "cp", "ep", "etp", "sp", "mbs", "sharding", "split", "recompute_option")
+"""What distinguishes the layouts of a search."""
 DEGREES = ("tp", "pp", "cp", "ep")
 """The main parallel degrees; layouts are grouped by them."""
-BLOCK = 16_384
+BLOCK = 32_768
 """Number of layouts that are computed at once, so that intermediate arrays stay in the CPU caches."""
 
 
@@ -76,15 +80,15 @@ class SearchResult:
     job: PlannedJob
     """The run; only gbs of its layout is used."""
     fields: dict[str, Column]
-    """Result of `columns.fields`, and the indices `split` and `recompute_option`."""
+    """`FIELDS` of each layout; `split` and `recompute_option` are indices, `etp` and `vp` are at least 1."""
     splits: tuple[Split, ...]
     """The splits to which `fields["split"]` refers."""
     recompute_options: tuple[RecomputeOption, ...]
     """The options to which `fields["recompute_option"]` refers."""
     seconds: Array
     """Step time."""
-    terms: dict[str, Array]
-    """Term of the step time -> seconds."""
+    bubble: Array
+    """Seconds of the step time in the pipeline bubble."""
     reserved: Array
     """Reserved bytes on the pipeline rank with the highest peak."""
     allocated: Array
@@ -108,22 +112,23 @@ class SearchResult:
 
         Tight layouts come last, and among them those whose reserved bytes exceed the cap.
         """
-        rounded_time = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model is not more accurate
-        over = self.tight & (self.reserved > self.cap)
-        order = np.lexsort((self.reserved, self._complexity, rounded_time, over, self.tight))
-        return order[self.fit[order] != memory.TOO_LARGE]
+        usable = np.flatnonzero(self.fit != memory.TOO_LARGE)
+        # Equal within 0.1 %: the model is not more accurate.
+        rounded_time = np.round(np.log(self.seconds[usable]) * 1000)
+        tight, reserved = self.tight[usable], self.reserved[usable]
+        over = tight & (reserved > self.cap)
+        return usable[np.lexsort((reserved, self._complexity(usable), rounded_time, over, tight))]
 
     @property
     def tight(self) -> Flags:
         """Whether each layout is tight: it may run, with almost no free memory or only without fragmentation."""
         return self.fit == memory.TIGHT
 
-    @property
-    def _complexity(self) -> Column:
-        """Complexity of each layout: parallel degrees, virtual and uneven stages, sharding, recomputation."""
-        degrees = np.sum([self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding")], axis=0)
-        uneven = np.array([split.chunks is not None for split in self.splits])[self.fields["split"]]
-        return degrees + 4 * uneven + 2 * (self.fields["recompute_option"] > 0)
+    def _complexity(self, layouts: Column) -> Column:
+        """Complexity of some layouts: parallel degrees, virtual and uneven stages, sharding, recomputation."""
+        degrees = np.sum([self.fields[key][layouts] for key in ("tp", "pp", "vp", "cp", "ep", "sharding")], axis=0)
+        uneven = np.array([split.chunks is not None for split in self.splits])[self.fields["split"][layouts]]
+        return degrees + 4 * uneven + 2 * (self.fields["recompute_option"][layouts] > 0)
 
     @cached_property
     def best_per_degrees(self) -> Column:
@@ -136,13 +141,17 @@ class SearchResult:
     def layout(self, i: int) -> Layout:
         """Return the i-th layout."""
         values = {key: int(column[i]) for key, column in self.fields.items()}
+        split = self.splits[values["split"]]
         recompute = self.recompute_options[values["recompute_option"]]
         return Layout(
-            **{key: values[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
-            **{key: bool(values[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
+            **{key: values[key] for key in ("tp", "pp", "cp", "ep", "mbs")},
+            gbs=self.job.layout.gbs,
+            sp=bool(values["sp"]),
+            embedding_as_layer=split.embedding_as_layer,
+            loss_as_layer=split.loss_as_layer,
             vp=values["vp"] if values["vp"] > 1 else None,
             etp=values["etp"] if values["etp"] != values["tp"] else None,
-            chunks=self.splits[values["split"]].chunks,
+            chunks=split.chunks,
             recompute=recompute.granularity,
             recompute_method=recompute.method,
             recompute_layers=recompute.layers,
@@ -167,12 +176,13 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     splits = (*_splits(job, space), *_uneven_splits(job, space))
     splits = (*splits, *_splits_before_head(job, space, splits))
     recompute_options = _recompute_options(job, space)
-    fields = _legal_fields(job, space, splits, recompute_options)
-    if not len(fields["tp"]):
+    grid, legal = _legal_grid(job, splits, _grid(job, space, splits, recompute_options))
+    if not legal.any():
         raise _no_legal_layout_error(job, space)
-    return SearchResult(
-        job, fields, splits, recompute_options, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
-    )
+    figures = {key: _at(part, legal) for key, part in _costs(job, Stages(job.model, splits), grid).items()}
+    fields = {key: _at(np.broadcast_to(grid[key], legal.T.shape).T, legal) for key in FIELDS}
+    fit = memory.classify(job, figures.pop("needed"), figures["reserved"])
+    return SearchResult(job, fields, splits, recompute_options, **figures, fit=fit, cap=memory.limit(job))
 
 
 def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
@@ -193,40 +203,31 @@ def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
 CHANGE_GBS = "gbs must be a multiple of the data-parallel size: change the number of GPUs or gbs"
 
 
-def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
-    """Return step time, its terms, and the bytes on the rank with the highest peak, of all layouts.
+def _costs(job: PlannedJob, stages: Stages, grid: dict[str, Column]) -> dict[str, Array]:
+    """Return step time, bubble, and the bytes on the rank with the highest peak: [rows, recompute options, shardings].
 
-    Layouts with the same work per layer are processed together, so that a block has few kinds of layers.
+    Rows with the same number of distinct ranks are computed together, so that few ranks only pad a block.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    order = np.lexsort([fields[key] for key in ("recompute_option", *UNIT)])
+    shape = np.broadcast_shapes(*(column.shape for column in grid.values()))
+    costs = {key: np.empty(shape[::-1]) for key in ("seconds", "bubble", "allocated", "needed", "reserved")}
+    units = step_cost.unit_costs(job, grid)
+    seconds = steptime.unit_seconds(units, calibration.constants(job))
 
-    def cost(start: int) -> dict[str, Any]:
-        at = order[start : start + BLOCK]
-        return _cost_block(job, stages, _at(fields, at))
+    def cost(at: Column) -> None:
+        columns = stages.columns(grid["split"][at], _rows(grid, at))
+        step = steptime.step(job, columns, units.rows(at), seconds)
+        highest = memory.peak(job, columns).highest(columns.weight > 0)
+        parts = {"seconds": step.seconds, "bubble": step.terms["pp_bubble"], **highest._asdict()}
+        for key, part in parts.items():
+            costs[key].T[..., at] = part
 
+    order = np.argsort(stages.ranks[grid["split"]], kind="stable")
+    count = max(1, BLOCK // math.prod(shape[:-1]))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
-        parts = list(pool.map(cost, range(0, len(order), BLOCK)))
-    all_costs = {key: np.empty(len(order)) for key in parts[0]}
-    for key, column in all_costs.items():
-        column[order] = np.concatenate([part[key] for part in parts])
-    result_columns = {key: all_costs.pop(key) for key in ("seconds", "reserved", "allocated")}
-    fit = memory.classify(job, all_costs.pop("needed"), result_columns["reserved"])
-    return result_columns | {"fit": fit, "terms": all_costs}
-
-
-def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
-    columns = stages.columns(fields["split"], fields)
-    step = steptime.step(job, columns)
-    peak, held = memory.peak(job, columns), columns.weight > 0
-    bytes_of = {"allocated": peak.allocated, "needed": peak.needed, "reserved": peak.reserved}
-    max_bytes = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
-    return {"seconds": step.seconds, **max_bytes, **step.terms}
-
-
-UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
-"""Fields that determine the work of a layer, in addition to recomputation."""
+        list(pool.map(cost, (order[start : start + count] for start in range(0, len(order), count))))
+    return costs
 
 
 def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
@@ -333,10 +334,10 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
     return fits or (given_option,)
 
 
-def _legal_fields(
+def _grid(
     job: PlannedJob, space: Space, splits: tuple[Split, ...], recompute_options: tuple[RecomputeOption, ...]
 ) -> dict[str, Column]:
-    """Return the fields of all legal layouts."""
+    """Return the fields of all layouts that divide the GPUs and the batch: [shardings, recompute options, rows]."""
     # First the degrees that divide the number of GPUs and the batch, so that the product below stays small.
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
@@ -361,33 +362,28 @@ def _legal_fields(
     sharding = np.array([SHARDINGS.index(name) for name in _names(space, "sharding")])
     if job.model.is_moe and len(sharding) > 1:  # unsharded states are never better, and MoE has many layouts
         sharding = sharding[sharding > 0]
-    wide = {key: column[:, None, None] for key, column in rows.items()}
-    wide |= {
-        key: column[:, None]
-        for key, column in _recompute_columns(recompute_options, np.arange(len(recompute_options))).items()
+    rows["micro_batches"] = rows["gbs"] // (rows["mbs"] * rows["dp"])
+    options = {
+        "recompute_option": range(len(recompute_options)),
+        "recompute": [RECOMPUTES.index(r.granularity) for r in recompute_options],
+        "recompute_block": [int(r.method == "block") for r in recompute_options],
+        "recompute_layers": [r.layers for r in recompute_options],
+        "modules": [rules.bits(r.modules) if r.granularity == "selective" else 0 for r in recompute_options],
     }
-    wide["sharding"] = sharding
-    given_chunks = np.array([split.chunks is not None for split in splits], dtype=bool)[wide["split"]]
-    legal = legality.legal_mask(job, {key: wide[key] for key in legality.FIELDS if key in wide}, given_chunks)
-    legal = legal & ((wide["sharding"] < 2) | (wide["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
-    row, option, shard = np.nonzero(np.broadcast_to(legal, (len(rows["tp"]), len(recompute_options), len(sharding))))
-    fields = {key: column[row] for key, column in rows.items()} | _recompute_columns(recompute_options, option)
-    fields |= {"recompute_option": option, "sharding": sharding[shard]}
-    fields["micro_batches"] = fields["gbs"] // (fields["mbs"] * fields["dp"])
-    return fields
+    return (
+        rows
+        | {key: np.array(values)[:, None] for key, values in options.items()}
+        | {"sharding": sharding[:, None, None]}
+    )
 
 
-def _recompute_columns(recompute_options: tuple[RecomputeOption, ...], index: Column) -> dict[str, Column]:
-    granularity = np.array([RECOMPUTES.index(r.granularity) for r in recompute_options])
-    block = np.array([int(r.method == "block") for r in recompute_options])
-    layers = np.array([r.layers for r in recompute_options])
-    bits = np.array([rules.bits(r.modules) if r.granularity == "selective" else 0 for r in recompute_options])
-    return {
-        "recompute": granularity[index],
-        "recompute_block": block[index],
-        "recompute_layers": layers[index],
-        "modules": bits[index],
-    }
+def _legal_grid(job: PlannedJob, splits: tuple[Split, ...], grid: dict[str, Column]) -> tuple[dict[str, Column], Flags]:
+    """Return the rows of a grid with legal layouts, and which are legal: [rows, recompute options, shardings]."""
+    given_chunks = np.array([split.chunks is not None for split in splits], dtype=bool)[grid["split"]]
+    legal = legality.legal_mask(job, {key: grid[key] for key in legality.FIELDS if key in grid}, given_chunks)
+    legal = legal & ((grid["sharding"] < 2) | (grid["pp"] == 1))  # recipes of Megatron-FSDP have no pipeline
+    rows = np.flatnonzero(legal.any(axis=(0, 1)))
+    return _rows(grid, rows), legal.T[rows]
 
 
 def _names(space: Space, key: str) -> tuple[Any, ...]:
@@ -409,9 +405,15 @@ def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Col
     return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))
 
 
+def _rows(grid: dict[str, Column], rows: Column) -> dict[str, Column]:
+    """Return some rows of a grid."""
+    return {key: column[rows] if column.ndim == 1 else column for key, column in grid.items()}
+
+
+def _at(part: Any, legal: Flags) -> Any:
+    """Return the entries of the legal layouts; if all are legal, without a copy."""
+    return part.reshape(-1) if legal.all() else part[legal]
+
+
 def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:
-    return _at(columns, np.flatnonzero(mask))
-
-
-def _at(columns: dict[str, Column], rows: Column) -> dict[str, Column]:
-    return {key: column[rows] for key, column in columns.items()}
+    return _rows(columns, np.flatnonzero(mask))

@@ -153,7 +153,7 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
     for label, (precision, search, i) in zip(labels, shown, strict=True):
         job = search.job_at(i)
         seconds = float(search.seconds[i])
-        bubble = float(search.terms["pp_bubble"][i]) / seconds
+        bubble = float(search.bubble[i]) / seconds
         figures = (
             job.tokens / seconds / job.gpus,
             100 * plans.mfu(job, seconds),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,20 +46,35 @@ __all__ = [
 ]
 
 
+class Highest(NamedTuple):
+    """Bytes on the rank with the highest peak of each layout, as in `Peak`."""
+
+    allocated: Array
+    needed: Array
+    reserved: Array
+
+
 @dataclass(frozen=True)
 class Peak:
-    """Bytes at the peak of each rank; arrays have the shape of `Columns.rank`."""
+    """Bytes at the peak of each rank."""
 
-    owners: dict[str, Array]
-    """Category -> bytes: parameters, gradients, optimizer, fp8_copies, activations, logits, transient (gradients of
-    activations, and recomputed activations), wgrad_dummies, buffers."""
+    parts: dict[str, Array]
+    """Category -> bytes, as `owners`; arrays broadcast to `shape`."""
     set_aside: Array | float
     """Unused bytes in the memory pool of CUDA graphs."""
+    shape: tuple[int, ...]
+    """`Columns.shape`"""
+
+    @cached_property
+    def owners(self) -> dict[str, Array]:
+        """Category -> bytes: parameters, gradients, optimizer, fp8_copies, activations, logits, transient (gradients
+        of activations, and recomputed activations), wgrad_dummies, buffers."""
+        return {owner: np.broadcast_to(size, self.shape) for owner, size in self.parts.items()}
 
     @cached_property
     def allocated(self) -> Array:
         """Bytes in tensors, as in `torch.cuda.max_memory_allocated`: the sum over all categories."""
-        return sum(self.owners.values())  # type: ignore[return-value]
+        return np.broadcast_to(sum(self.parts.values()), self.shape)
 
     @cached_property
     def needed(self) -> Array:
@@ -70,6 +86,14 @@ class Peak:
         """Bytes that PyTorch's allocator reserves."""
         return reserved_bytes(self.allocated) + self.set_aside
 
+    def highest(self, held: Flags) -> Highest:
+        """Return the highest peaks over the ranks; entries that are not `held` only pad the table."""
+        allocated = np.where(held, self.allocated, 0).max(axis=-1)
+        if not np.any(self.set_aside):
+            return Highest(allocated, allocated, reserved_bytes(allocated))
+        needed, reserved = (np.where(held, part, 0).max(axis=-1) for part in (self.needed, self.reserved))
+        return Highest(allocated, needed, reserved)
+
 
 def peak(job: PlannedJob, c: Columns) -> Peak:
     """Return the peak memory of each pipeline rank.
@@ -78,12 +102,11 @@ def peak(job: PlannedJob, c: Columns) -> Peak:
         job: the run; its layout and number of GPUs are not used.
         c: the layouts and ranks.
     """
-    shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
     moment = _peak.peak_moment(MemoryUnits(job, c))
-    owners = {o: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for o, size in moment.owners.items()}
+    parts = {owner: np.asarray(size, dtype=np.float64) for owner, size in moment.owners.items()}
     if (factor := corrections.memory_factor(job.node.gpu.calibrated_as)) != 1:  # a user's own calibration
-        owners = {owner: size * factor for owner, size in owners.items()}
-    return Peak(owners, moment.set_aside)
+        parts = {owner: size * factor for owner, size in parts.items()}
+    return Peak(parts, moment.set_aside, c.shape)
 
 
 def by_owner(job: PlannedJob, c: Columns) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -111,12 +112,13 @@ def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
 
 def _max_over_kinds(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
     """Return the maximum over these kinds of blocks on each rank, because its last layer may have any of them."""
-    largest = [np.zeros(u.c.rank.shape) for _ in range(3)]
-    for name in names & {*u.c.blocks}:
-        there, block = u.c.blocks[name] > 0, kinds[name]
-        sizes = (block.bytes, block.recomputed, block.backward)
-        largest = [np.maximum(one, np.where(there, size, 0.0)) for one, size in zip(largest, sizes, strict=True)]
-    return Kept(*largest)
+    held = [(blocks > 0, kinds[name]) for name, blocks in u.c.blocks.items() if name in names]
+
+    def largest(part: str) -> Array:
+        sizes = [np.where(there, getattr(block, part), 0.0) for there, block in held]
+        return reduce(np.maximum, sizes) if sizes else np.zeros(u.c.rank.shape)
+
+    return Kept(largest("bytes"), largest("recomputed"), largest("backward"))
 
 
 def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:

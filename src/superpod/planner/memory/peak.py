@@ -39,7 +39,8 @@ def peak_moment(u: MemoryUnits) -> Moment:
     busy = fly.kept + np.where(at_loss, loss + ends, passing)
     at_step = step > busy
     pool = fly.graphs.kept + fly.graphs.backward
-    at_capture = pool > np.maximum(busy, step)
+    has_graphs = np.any(pool)
+    at_capture = has_graphs and pool > np.maximum(busy, step)
     during = np.where(at_step | at_capture, 0.0, 1.0)
     transient = np.where(at_step, step, np.where(at_loss, ends, passing))
     owners = {
@@ -49,7 +50,8 @@ def peak_moment(u: MemoryUnits) -> Moment:
         "wgrad_dummies": _dummies(u),
         "buffers": _buffers(u) + _gathered_bytes(u, own) + fly.graphs.static,
     }
-    return Moment(model_states.by_owner(u, own) | owners, np.minimum(pool, np.maximum(busy, step)))
+    set_aside = np.minimum(pool, np.maximum(busy, step)) if has_graphs else 0.0
+    return Moment(model_states.by_owner(u, own) | owners, set_aside)
 
 
 def _loss(u: MemoryUnits) -> Array:

@@ -251,8 +251,8 @@ BLOCKS: dict[str, Callable[[Work], None]] = {
 }
 
 
-def work(job: PlannedJob, units: KernelUnits) -> Array:
-    """Return the work of one block of each kind in the model per micro-batch: [units, KINDS, PHASES, RESOURCES].
+def work(job: PlannedJob, units: KernelUnits) -> tuple[Array, Array]:
+    """Return the work of one block of each kind in the model per micro-batch, `Work.passes` and `Work.repeated`.
 
     The values are seconds at nominal peaks and bandwidths; launches and latencies are counts.
     """
@@ -260,6 +260,6 @@ def work(job: PlannedJob, units: KernelUnits) -> Array:
     for kind in (*sorted(job.model.kinds), "embedding", "head"):
         block_work.kind = KINDS.index(kind)
         BLOCKS[kind](block_work)
-    layers = block_work.table[:, :LAYER_KINDS]
-    layers[units.full, :, 2] = layers[units.full, :, 0]
-    return block_work.table
+    layers, forward = block_work.repeated[..., :LAYER_KINDS, :], block_work.passes[:, :LAYER_KINDS, 0]
+    np.copyto(layers, forward, where=units.full[..., None, None])
+    return block_work.passes, block_work.repeated

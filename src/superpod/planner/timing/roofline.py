@@ -22,8 +22,7 @@ KINDS = ("attention", "mla", "mamba", "delta", "mlp", "moe", "embedding", "head"
 """The kinds of blocks."""
 LAYER_KINDS = KINDS.index("embedding")
 """Kinds before this index are blocks of layers; full recomputation applies only to them."""
-PHASES = ("forward", "backward", "recomputed")
-"""recomputed = the part of the forward pass that is repeated in the backward pass."""
+PASSES = ("forward", "backward")
 RESOURCES = (
     "matmul",  # measured s of linear layers, in the job's precision
     "plain",  # measured s in BF16 or FP16: head, latent projections
@@ -60,13 +59,17 @@ class KernelUnits:
     sp: Array
     mbs: Array
     modules: Column
-    """Modules of selective recomputation, as bits of `layout.MODULES`."""
+    """Modules of selective recomputation, as bits of `layout.MODULES`; [units], or [V, 1] for V variants of each."""
     full: Flags
-    """Whether recomputation is full."""
+    """Whether recomputation is full; same shape."""
 
 
 class Work:
-    """Collector of the operations in a job's blocks; `table` has shape [units, KINDS, PHASES, RESOURCES]."""
+    """Collector of the operations in a job's blocks.
+
+    `passes` has shape [units, KINDS, PASSES, RESOURCES]. `repeated` is the part of the forward pass that is recomputed
+    in the backward pass, and has shape [(V,) units, KINDS, RESOURCES].
+    """
 
     def __init__(self, job: PlannedJob, units: KernelUnits) -> None:
         self.job, self.u, self.m = job, units, job.model
@@ -86,7 +89,9 @@ class Work:
         self.near = links_near(job)
         self.far = collectives.inter_domain_gb_per_s(job.node, job.fabric) * 1e9
         self.domain = max(1, job.node.nvlink_domain)
-        self.table = np.zeros((len(units.tp), len(KINDS), len(PHASES), len(RESOURCES)))
+        self.passes = np.zeros((len(units.tp), len(KINDS), len(PASSES), len(RESOURCES)))
+        repeated = np.broadcast_shapes(units.tp.shape, units.modules.shape)
+        self.repeated = np.zeros((*repeated, len(KINDS), len(RESOURCES)))
         self.kind = 0
 
     def add(
@@ -94,12 +99,12 @@ class Work:
     ) -> None:
         """Add seconds or launches to the current block; `module`: names in `MODULES` that recompute them."""
         i = INDEX[resource]
-        self.table[:, self.kind, 0, i] += forward
-        self.table[:, self.kind, 1, i] += backward
+        self.passes[:, self.kind, 0, i] += forward
+        self.passes[:, self.kind, 1, i] += backward
         module_names = [name for name in module.split() if name]
         if recomputable and module_names:
             bits = sum(1 << MODULES.index(name) for name in module_names)
-            self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
+            self.repeated[..., self.kind, i] += np.where(self.u.modules & bits, forward, 0.0)
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
              resource: str = "", matrices: Number = 1, name: str = "") -> None:  # fmt: skip

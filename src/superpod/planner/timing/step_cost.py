@@ -7,7 +7,7 @@ that `benchmarks/fit_steptime.py` can compute a thousand runs at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -32,19 +32,42 @@ DEGREES = (
 
 
 @dataclass(frozen=True)
-class StepCost:
-    """Cost of L layouts with R distinct pipeline ranks, U units and K kinds of blocks; from `micro_batches` on, [L]."""
+class UnitCosts:
+    """Cost of one block of each kind for the distinct units of a table of layouts, as in `StepCost`."""
 
     work: Array
-    """[U, K, PHASES, RESOURCES], `blocks.work`."""
+    repeated: Array
+    unit: Column
+    variant: Column
+    parameters: Array
+    """[U, K, 2], parameters on one rank: dense, routed experts."""
+
+    def rows(self, at: Column) -> UnitCosts:
+        """Return the units of some of the layouts."""
+        return replace(self, unit=self.unit[at], variant=self.variant[..., at])
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Cost of L layouts with R distinct pipeline ranks, U units and K kinds of blocks; from `micro_batches` on, [L].
+
+    Values that depend on recomputation or sharding may have further axes before L (`Columns`).
+    """
+
+    work: Array
+    """[U, K, PASSES, RESOURCES], `blocks.work`."""
     unit: Column
     """[L], index of the layout's unit in `work`."""
+    repeated: Array
+    """[V, K, RESOURCES], work that is recomputed in the backward pass, of each unit with each kind of recomputation."""
+    variant: Column
+    """[..., L], index in `repeated`."""
     blocks: Array
     """[L, R, K], number of blocks."""
     weight: Array
     """[L, R], number of pipeline ranks that an entry represents."""
     recomputed_share: Array
-    """[L, R], fraction of the recomputable work that the rank recomputes."""
+    """[..., L, R], fraction of the recomputable work that the rank recomputes."""
     micro_batches: Array
     pp: Array
     vp: Array
@@ -84,37 +107,45 @@ class StepCost:
     """Fraction of the usable memory that is reserved on the rank with the highest peak; 0 if no calibration uses it."""
 
 
-def from_job(job: PlannedJob, c: Columns) -> StepCost:
-    """Return the cost of a table of layouts of one job; c has shape [..., ranks], L is the size without ranks."""
-    shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
-    one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
-    units, unit = _units(one)
-    table = (len(unit), shape[-1])
-    blocks = np.zeros((*table, len(KINDS)))
-    first, last = (np.broadcast_to(flags, shape).reshape(table) for flags in (c.first, c.last))
-    weight, layers = (np.broadcast_to(column, shape).reshape(table) for column in (c.weight, c.layers))
+def unit_costs(job: PlannedJob, one: Mapping[str, Column]) -> UnitCosts:
+    """Return the cost of the units of layouts; `one`: the columns in `DEGREES`."""
+    units, unit, variant = _units(one)
+    work, repeated = block_work(job, units)
+    return UnitCosts(work, repeated.reshape(-1, *repeated.shape[-2:]), unit, variant, _parameters(job, units))
+
+
+def from_job(job: PlannedJob, c: Columns, units: UnitCosts | None = None) -> StepCost:
+    """Return the cost of a table of layouts of one job; the ranks of a single layout are a table of L = 1.
+
+    `units` are the `unit_costs` of these layouts, if they are known.
+    """
+    one = {key: np.atleast_1d(getattr(c, key)[..., 0]) for key in DEGREES}
+    units = units or unit_costs(job, one)
+    weight, layers = map(np.atleast_2d, (c.weight, c.layers))
+    first, last = map(np.atleast_2d, (c.first, c.last))
+    blocks = np.zeros((*weight.shape, len(KINDS)))
     m = job.model
     for kind in m.kinds:
-        held = np.broadcast_to(c.blocks[kind], shape).reshape(table) if kind in c.blocks else 0
+        held = c.blocks.get(kind, 0)
         blocks[..., KINDS.index(kind)] = held + last * (m.mtp_layers * m.mtp_blocks.count(kind))
     blocks[..., KINDS.index("embedding")] = first
     blocks[..., KINDS.index("head")] = last * (1 + m.mtp_layers)
+    count = len(units.unit)
     return StepCost(
-        work=block_work(job, units),
-        unit=unit,
+        **{key: getattr(units, key) for key in ("work", "unit", "repeated", "variant")},
         blocks=blocks,
         weight=weight.astype(float),
         recomputed_share=_recomputed_share(one, layers),
         **{key: one[key].astype(float) for key in ("micro_batches", "pp", "vp", "tp")},
         **_sends(job, one),
-        **_states(job, one, _parameters(job, units)[unit], blocks * (weight > 0)[..., None]),
+        **_states(job, one, units.parameters[units.unit], blocks * (weight > 0)[..., None]),
         layers=layers.max(axis=1).astype(float),
         zero=one["sharding"].astype(float),
-        **{key: np.full(len(unit), float(getattr(job.options, key))) for key in OVERLAPS},
-        graphs=np.full(len(unit), float(job.options.cuda_graphs)),
-        full=full(job, c).reshape(-1)
+        **{key: np.full(count, float(getattr(job.options, key))) for key in OVERLAPS},
+        graphs=np.full(count, float(job.options.cuda_graphs)),
+        full=np.atleast_1d(full(job, c))
         if corrections.includes_retries(job.node.gpu.calibrated_as)
-        else np.zeros(len(unit)),
+        else np.zeros(count),
     )
 
 
@@ -145,31 +176,47 @@ def stack(costs: Sequence[StepCost]) -> StepCost:
         parts = [getattr(d, f.name) for d in costs]
         if f.name in ("blocks", "weight", "recomputed_share"):
             parts = [np.pad(p, [(0, 0), (0, ranks - p.shape[1])] + [(0, 0)] * (p.ndim - 2)) for p in parts]
-        if f.name == "unit":
+        if f.name in ("unit", "variant"):  # each job has one unit, with one kind of recomputation
             parts = [part + offset for part, offset in zip(parts, offsets, strict=False)]
         columns[f.name] = np.concatenate(parts)
     return StepCost(**columns)
 
 
-def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
-    """Return the distinct combinations of fields that determine the work of a block, and the index per layout."""
-    full = one["recompute"] == 2
-    key = np.zeros(len(full), dtype=np.int64)  # one number per combination: np.unique(axis=0) is slower
-    names = ("tp", "cp", "ep", "etp", "sp", "mbs", "modules")
-    for column in (*(one[name] for name in names), full):
+def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column, Column]:
+    """Return the distinct combinations of fields that determine the work of a block, and two indices per layout.
+
+    The first index is that of the combination, the second that of the combination with its kind of recomputation. If
+    recomputation has its own axis, each combination is combined with each kind.
+    """
+    degrees = {name: one[name] for name in ("tp", "cp", "ep", "etp", "sp", "mbs")}
+    recomputation = {"modules": one["modules"], "full": np.where(one["recompute"] == 2, 1, 0)}
+    if one["modules"].ndim == 1:
+        values, unit = _distinct(degrees | recomputation)
+        variants, variant = {name: values.pop(name) for name in recomputation}, unit
+    else:
+        values, unit = _distinct(degrees)
+        variants, kind = _distinct({name: column.reshape(-1) for name, column in recomputation.items()})
+        variants = {name: column[:, None] for name, column in variants.items()}
+        variant = kind.reshape(one["modules"].shape) * len(values["tp"]) + unit
+    floats = {name: column.astype(float) for name, column in values.items()}
+    return KernelUnits(**floats, modules=variants["modules"], full=variants["full"] > 0), unit, variant
+
+
+def _distinct(columns: Mapping[str, Column]) -> tuple[dict[str, Column], Column]:
+    """Return the distinct rows of a table, and the index of each row among them."""
+    key = np.zeros(1, dtype=np.int64)  # one number per combination: np.unique(axis=0) is slower
+    for column in columns.values():
         values, index = np.unique(column, return_inverse=True)
         key = key * len(values) + index
-    _, at, unit = np.unique(key, return_index=True, return_inverse=True)
-    values = {name: one[name][at] for name in names}
-    degrees = {name: column.astype(float) for name, column in values.items() if name != "modules"}
-    return KernelUnits(**degrees, modules=values["modules"], full=full[at]), unit.reshape(-1)
+    _, at, places = np.unique(key, return_index=True, return_inverse=True)
+    return {name: column[at] for name, column in columns.items()}, places.reshape(-1)
 
 
 def _recomputed_share(one: Mapping[str, Column], layers: Column) -> Array:
     """Return the fraction of layers that a rank recomputes; the block method recomputes some layers per chunk."""
     recomputed_layers = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
-    return np.where(block[:, None], np.minimum(1.0, recomputed_layers[:, None] / np.maximum(layers, 1)), 1.0)
+    return np.where(block[..., None], np.minimum(1.0, recomputed_layers[..., None] / np.maximum(layers, 1)), 1.0)
 
 
 def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:

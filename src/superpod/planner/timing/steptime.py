@@ -18,13 +18,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from superpod.planner.arrays import Array, Number
+from superpod.planner.arrays import Array, Column, Number
 from superpod.planner.calibration import calibration
 from superpod.planner.columns import Columns
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.timing import schedule, step_cost
-from superpod.planner.timing.roofline import INDEX, KINDS, PHASES, RESOURCES
-from superpod.planner.timing.step_cost import StepCost
+from superpod.planner.timing.roofline import INDEX, KINDS, PASSES, RESOURCES
+from superpod.planner.timing.step_cost import StepCost, UnitCosts
 
 Constants: TypeAlias = Mapping[str, float] | Mapping[str, Array]
 """Name -> constant of `calibration`: numbers, or arrays [L] for layouts of several jobs."""
@@ -57,58 +57,77 @@ class Step:
     """
 
 
-def step(job: PlannedJob, c: Columns) -> Step:
+@dataclass(frozen=True)
+class UnitSeconds:
+    """Seconds of one block per micro-batch, for the distinct units of a table of layouts."""
+
+    kinds: Column
+    """Kinds of blocks that have work."""
+    passes: Array
+    """[U, kinds, PASSES x GROUPS]"""
+    repeated: Array
+    """[V, kinds, GROUPS], of each unit with each kind of recomputation."""
+
+
+def step(job: PlannedJob, c: Columns, units: UnitCosts | None = None, seconds: UnitSeconds | None = None) -> Step:
     """Return the step times of all layouts of a table; columns have shape [..., ranks].
 
-    Layout and number of GPUs are taken from the columns, not from the job.
+    Layout and number of GPUs are taken from the columns, not from the job. A search, which computes a table in parts,
+    passes `units` (those of the part) and `seconds` (those of the whole table).
     """
-    shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)[:-1]
-    terms = price(step_cost.from_job(job, c), calibration.constants(job))
-    terms = {key: part.reshape(shape) for key, part in terms.items()}
+    shape = c.shape[:-1]
+    terms = price(step_cost.from_job(job, c, units), calibration.constants(job), seconds)
+    terms = {key: np.broadcast_to(part, shape or (1,)).reshape(shape) for key, part in terms.items()}
     return Step(sum(terms.values(), np.zeros(shape)), terms)
 
 
-def price(d: StepCost, k: Constants) -> dict[str, Array]:
-    """Return term -> exposed seconds [L]. Constants are numbers, or arrays [L] for layouts of several jobs."""
-    forward, backward, recomputed = _phases(d, k)
-    compute, launch = forward[..., 0] + backward[..., 0], forward[..., 1] + backward[..., 1]
-    redone = recomputed[..., 0] * d.recomputed_share
-    launched = (launch + recomputed[..., 1] * d.recomputed_share) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[
-        :, None
+def price(d: StepCost, k: Constants, seconds: UnitSeconds | None = None) -> dict[str, Array]:
+    """Return term -> exposed seconds [..., L]. Constants are numbers, or arrays [L] for layouts of several jobs.
+
+    `seconds` is the result of `unit_seconds`, if it is known.
+    """
+    forward, backward, recomputed = _phases(d, seconds or unit_seconds(d, k))
+    compute, launch = forward[0] + backward[0], forward[1] + backward[1]
+    redone = recomputed[0] * d.recomputed_share
+    launched = (launch + recomputed[1] * d.recomputed_share) * np.where(d.graphs > 0, _wide(k["graphed"]), 1.0)[
+        ..., None
     ]
     # The CPUs of a TP group do not launch at the same time, and the group waits for the last one.
     late = k["jitter"] + k.get("late_senders", 0.0) * d.sends_far
-    launched = launched * (1 + late * (d.tp - 1))[:, None]
+    launched = launched * (1 + late * (d.tp - 1))[..., None]
     hidden = {
         "tp": _wide(k["tp_hidden"]) * d.overlap_tp * k.get("overlap_tp", 1.0),
         "cp": _wide(k["cp_hidden"]),
     }
     communication = {}
     for i, group in enumerate(("tp", "cp", "ep"), start=2):
-        every = forward[..., i] + backward[..., i] + recomputed[..., i] * d.recomputed_share
+        every = forward[i] + backward[i] + recomputed[i] * d.recomputed_share
         if group == "ep":  # overlaps with the computation of another micro-batch
-            under = (_wide(k["ep_under"]) * d.overlap_experts)[:, None] * compute
+            under = (_wide(k["ep_under"]) * d.overlap_experts)[..., None] * compute
             communication[group] = _exposed_part(
-                every, under, np.where(d.overlap_experts > 0, MIN_EXPOSED_DISPATCH, 1.0)[:, None]
+                every, under, np.where(d.overlap_experts > 0, MIN_EXPOSED_DISPATCH, 1.0)[..., None]
             )
         else:
-            communication[group] = every * (1 - hidden[group] * np.ones(len(every)))[:, None]
+            communication[group] = every * (1 - hidden[group])[..., None]
     gpu = compute + redone + sum(communication.values())
     # The GPU waits if the CPU launches kernels more slowly than they run, and if a stage retries allocations.
-    per_rank = _smooth_maximum(gpu, launched, k["queue"]) + _retries(d, k)[:, None]
+    per_rank = _smooth_maximum(gpu, launched, k["queue"]) + _retries(d, k)[..., None]
     waiting = per_rank - gpu
-    slowest = np.where(d.weight > 0, per_rank, -1.0).argmax(axis=1)
-    pick = np.arange(len(slowest)), slowest
+    slowest = np.where(d.weight > 0, per_rank, -1.0).argmax(axis=-1)[..., None]
+
+    def pick(part: Array) -> Array:
+        return np.take_along_axis(np.broadcast_to(part, per_rank.shape), slowest, axis=-1)[..., 0]
+
     m = d.micro_batches
     terms = {
-        "compute": m * compute[pick],
-        "recompute": m * redone[pick],
-        "overhead": m * waiting[pick] + k["step_s"] + k["tensor_s"] * d.layers,
-        **{group: m * part[pick] for group, part in communication.items()},
+        "compute": m * pick(compute),
+        "recompute": m * pick(redone),
+        "overhead": m * pick(waiting) + k["step_s"] + k["tensor_s"] * d.layers,
+        **{group: m * pick(part) for group, part in communication.items()},
     }
     terms["pp_bubble"] = schedule.bubble_seconds(per_rank, d.weight, d.vp)
     terms["pp_p2p"] = _messages(d, k)
-    terms["dp"] = _exposed_dp(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
+    terms["dp"] = _exposed_dp(d, k, pick(forward[0]), pick(backward[0])) + d.copies * k["copies"]
     terms["optimizer"] = d.host + d.states * k["states"] + d.grads * k["grads"]
     return terms
 
@@ -119,8 +138,8 @@ def _retries(d: StepCost, k: Constants) -> Array:
     return k.get("alloc_retries", 0.0) * above * (1 - 1 / d.pp)
 
 
-def _phases(d: StepCost, k: Constants) -> list[Array]:
-    """Return the seconds per micro-batch of each rank: forward, backward and recomputed, [L, R, GROUPS] each."""
+def unit_seconds(d: StepCost | UnitCosts, k: Constants) -> UnitSeconds:
+    """Return the seconds of one block of each kind."""
     kinds = np.flatnonzero(d.work.any(axis=(0, 2, 3)))  # most models have three or four of the eight kinds
     coefficients = np.zeros(
         (*np.broadcast_shapes(*(np.shape(k[name]) for name in PRICES)), len(RESOURCES), len(GROUPS))
@@ -130,10 +149,21 @@ def _phases(d: StepCost, k: Constants) -> list[Array]:
     for name in ("kernels", "expert_kernels"):
         coefficients[..., INDEX[name], 0] = k["gap"]  # idle time of the GPU between two kernels
     work = d.work[:, kinds].reshape(len(d.work), -1, len(RESOURCES)) @ coefficients
-    units = work.reshape(len(d.work), len(kinds), len(PHASES) * len(GROUPS))
-    ranks = np.matmul(d.blocks[..., kinds], units[d.unit])
-    ranks = ranks.reshape(*ranks.shape[:2], len(PHASES), len(GROUPS))
-    return [ranks[:, :, i] for i in range(len(PHASES))]
+    repeated = d.repeated[:, kinds] @ coefficients
+    passes = work.reshape(len(d.work), len(kinds), len(PASSES) * len(GROUPS))
+    return UnitSeconds(kinds, passes, repeated)
+
+
+def _phases(d: StepCost, seconds: UnitSeconds) -> list[Array]:
+    """Return the seconds per micro-batch of each rank: forward, backward and recomputed, [GROUPS, ..., L, R] each."""
+    blocks = d.blocks[..., seconds.kinds]
+    passes, repeated = np.matmul(blocks, seconds.passes[d.unit]), np.matmul(blocks, seconds.repeated[d.variant])
+    return [*np.split(_layouts_contiguous(passes), len(PASSES)), _layouts_contiguous(repeated)]
+
+
+def _layouts_contiguous(parts: Array) -> Array:
+    """Return an array [..., L, R, GROUPS] as [GROUPS, ..., L, R], with contiguous layouts as in the columns."""
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(parts, (-1, -2), (0, 1))), 1, -1)
 
 
 PRICES = {
