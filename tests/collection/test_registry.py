@@ -13,6 +13,20 @@ def write(folder, text, name="llama3_8b"):
     return list(registry.read(model, folder / f"{name}.toml"))
 
 
+def test_a_name_is_known_as_a_recipe_without_reading_the_layouts_of_other_models(monkeypatch):
+    """`recipes plan llama3_8b` took half a second to read 90 files and learn that this is no recipe."""
+    everything = registry.recipes()
+    read = []
+    recipes_for = declarations.recipes_for
+    monkeypatch.setattr(declarations, "recipes_for", lambda m: read.append(m.name) or recipes_for(m))
+    assert all(map(registry.is_recipe, everything))
+    del read[:]
+    assert registry.is_recipe("llama31_405b_pretrain_h100_bf16")
+    assert not registry.is_recipe("llama31_405b")
+    assert not registry.is_recipe("llama31_405b_pretrain")
+    assert set(read) == {"llama31_405b"}
+
+
 def test_every_declared_size_is_legal():
     for recipe in registry.recipes().values():
         for nodes, layout in recipe.layouts.items():

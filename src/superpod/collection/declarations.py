@@ -272,6 +272,17 @@ def recipes() -> dict[str, Recipe]:
     return {name: recipe for m in models().values() for name, recipe in recipes_for(m).items()}
 
 
+def is_recipe(name: str) -> bool:
+    """Return whether a recipe has this name. Reads only the layout files of models with which the name begins.
+
+    Raises:
+        UserError: as in `recipes`, if user collections have layout files.
+    """
+    if collection.files("layouts"):
+        return name in recipes()
+    return any(name in recipes_for(m) for m in models().values() if name.startswith(m.name))
+
+
 @cache
 def recipes_for(m: Model) -> dict[str, Recipe]:
     """Return the recipes of a model: first those in the built-in layout file, then those in user collections.

@@ -109,9 +109,9 @@ class PlanOptions:
     @property
     def is_recipe(self) -> bool:
         """Whether `name` is a recipe rather than a model."""
-        from superpod.collection.registry import recipes
+        from superpod.collection import registry
 
-        return self.name in recipes()
+        return registry.is_recipe(self.name)
 
     def command(self, name: str, *, without: tuple[str, ...] = (), overrides: Sequence[str] = ()) -> str:
         """Return the command line of the command `name` for the same job: `recipes plan llama3_8b --gpu h100`."""

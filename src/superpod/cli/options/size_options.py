@@ -102,10 +102,10 @@ def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int |
     Raises:
         UserError: `name` is a file, which sets its own number of GPUs.
     """
-    from superpod.collection.registry import find, recipes
+    from superpod.collection.registry import find, is_recipe
     from superpod.collection.sizes import sized
 
-    if name not in recipes():
+    if not is_recipe(name):
         raise UserError(
             f"--gpus {gpus} applies only to recipes; {name} sets its own number of GPUs", "use trainer.devices=N"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,22 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 def find_line(text: str, keys: list[str]) -> int:
     """Return the line of a key in TOML text, else the line of its table, else 1."""
-    table, best = "", 1
+    lines, tables = _find_lines(text)
+    return lines.get(".".join(keys)) or tables.get(".".join(keys[:-1]), 1)
+
+
+@lru_cache(maxsize=4)
+def _find_lines(text: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the first line of each table and key in TOML text, and the last line of each table."""
+    lines, tables, table = dict[str, int](), dict[str, int](), ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             table = re.sub(r"""["']""", "", header[1]).strip()
-            if table == ".".join(keys):
-                return number
-            if table == ".".join(keys[:-1]):
-                best = number
+            tables[table] = number
+            lines.setdefault(table, number)
         elif match := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
-            path = f"{table}.{match[1]}" if table else match[1]
-            if path == ".".join(keys):
-                return number
-    return best
+            lines.setdefault(f"{table}.{match[1]}" if table else match[1], number)
+    return lines, tables
 
 
 MAX_BYTES = 10 * 2**20
