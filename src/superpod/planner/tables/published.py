@@ -81,7 +81,8 @@ def run(row: Row, facts: Facts | None = None) -> Run:
 
 
 def _describe_run(row: Row, facts: Facts | None) -> Run:
-    shape = tuple([(key, row[key]) for key in SHAPE if row.get(key)])
+    # Most tables have no such column.
+    shape = () if _SHAPE.isdisjoint(row) else tuple([(key, row[key]) for key in SHAPE if row.get(key)])
     shared = _cached_shared(facts or builtin(), shape, *map(row.get, SHARED))
     if isinstance(shared, UserError):
         raise shared.with_traceback(None)
@@ -132,6 +133,7 @@ SHARED = ("release", "framework", "task", "flags", "options", "model", "gpu", "p
 """Columns that determine the setting of a run, in addition to those in `SHAPE`."""
 SHAPE = tuple(f.name for f in fields(ModelShape) if f.name not in ("name", "approximate", "source"))
 """Columns that define a model, or change a named model."""
+_SHAPE = frozenset(SHAPE)
 LAYOUT = (
     *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "num_microbatches", "gpus"),
     *("fsdp", "recompute", "layout", "framework", "release"),
