@@ -179,11 +179,8 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     grid, legal = _legal_grid(job, splits, _grid(job, space, splits, recompute_options))
     if not legal.any():
         raise _no_legal_layout_error(job, space)
-    figures = _costs(job, Stages(job.model, splits), grid)
-    figures |= {key: np.broadcast_to(grid[key], legal.T.shape).T for key in FIELDS}
-    is_whole = legal.all()  # then no copy of the figures is necessary
-    figures = {key: part.reshape(-1) if is_whole else part[legal] for key, part in figures.items()}
-    fields = {key: figures.pop(key) for key in FIELDS}
+    figures = {key: _at(part, legal) for key, part in _costs(job, Stages(job.model, splits), grid).items()}
+    fields = {key: _at(np.broadcast_to(grid[key], legal.T.shape).T, legal) for key in FIELDS}
     fit = memory.classify(job, figures.pop("needed"), figures["reserved"])
     return SearchResult(job, fields, splits, recompute_options, **figures, fit=fit, cap=memory.limit(job))
 
@@ -411,6 +408,11 @@ def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Col
 def _rows(grid: dict[str, Column], rows: Column) -> dict[str, Column]:
     """Return some rows of a grid."""
     return {key: column[rows] if column.ndim == 1 else column for key, column in grid.items()}
+
+
+def _at(part: Any, legal: Flags) -> Any:
+    """Return the entries of the legal layouts; if all are legal, without a copy."""
+    return part.reshape(-1) if legal.all() else part[legal]
 
 
 def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:

@@ -65,10 +65,8 @@ class UnitSeconds:
     """Kinds of blocks that have work."""
     passes: Array
     """[U, kinds, PASSES x GROUPS]"""
-    repeated_kinds: Column
-    """Kinds of blocks of which some work is recomputed."""
     repeated: Array
-    """[V, repeated_kinds, GROUPS], of each unit with each kind of recomputation."""
+    """[V, kinds, GROUPS], of each unit with each kind of recomputation."""
 
 
 def step(job: PlannedJob, c: Columns, units: UnitCosts | None = None, seconds: UnitSeconds | None = None) -> Step:
@@ -152,15 +150,14 @@ def unit_seconds(d: StepCost | UnitCosts, k: Constants) -> UnitSeconds:
         coefficients[..., INDEX[name], 0] = k["gap"]  # idle time of the GPU between two kernels
     work = d.work[:, kinds].reshape(len(d.work), -1, len(RESOURCES)) @ coefficients
     repeated = d.repeated[:, kinds] @ coefficients
-    used = np.flatnonzero(repeated.any(axis=(0, 2)))  # not the embedding and the head
     passes = work.reshape(len(d.work), len(kinds), len(PASSES) * len(GROUPS))
-    return UnitSeconds(kinds, passes, kinds[used], repeated[:, used])
+    return UnitSeconds(kinds, passes, repeated)
 
 
 def _phases(d: StepCost, seconds: UnitSeconds) -> list[Array]:
     """Return the seconds per micro-batch of each rank: forward, backward and recomputed, [GROUPS, ..., L, R] each."""
-    passes = np.matmul(d.blocks[..., seconds.kinds], seconds.passes[d.unit])
-    repeated = np.matmul(d.blocks[..., seconds.repeated_kinds], seconds.repeated[d.variant])
+    blocks = d.blocks[..., seconds.kinds]
+    passes, repeated = np.matmul(blocks, seconds.passes[d.unit]), np.matmul(blocks, seconds.repeated[d.variant])
     return [*np.split(_layouts_contiguous(passes), len(PASSES)), _layouts_contiguous(repeated)]
 
 
