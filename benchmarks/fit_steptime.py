@@ -46,7 +46,7 @@ class Factor:
     width: float
     """Of the prior, in log; its mean is 0."""
     rows: Array
-    """1 where it applies."""
+    """1 where it applies; of `power` the exponent."""
 
 
 class Fit:
@@ -74,6 +74,8 @@ class Fit:
         chosen = [calibration.selectors(job) for job in self.jobs]
         for selector, widths in FACTORS.items():
             rows = np.array([selector in names for names in chosen], dtype=float)
+            if selector == "power":
+                rows = np.array([calibration.power(job.node.gpu) for job in self.jobs])
             for constant, width in widths.items():
                 yield Factor(constant, selector, width, rows)
 
@@ -143,7 +145,7 @@ def _cauchy(z: Array) -> tuple[Array, Array]:
 def text(fit: Fit, x: Array) -> str:
     """Return `calibration.toml`, with the number of rows that each factor was fitted to."""
     logs = {(f.selector, f.constant): float(value) for f, value in zip(fit.factors, x, strict=True)}
-    rows = {f.selector: int((f.rows * fit.fitted).sum()) for f in fit.factors}
+    rows = {f.selector: int(((f.rows != 0) & fit.fitted).sum()) for f in fit.factors}
     lines = [*HEAD, "[constants]"]
     for name, start in START.items():
         source = "fitted" if ("", name) in logs else "prior"

@@ -12,6 +12,7 @@ START = {
     "plain": 1.1,
     "router": 2.0,
     "expert": 1.2,
+    "fill": 1.1,
     "attention": 1.3,  # backward reaches less of the peak than forward: arXiv:2407.08608, figures 5 and 6
     "unfused": 1.4,
     "scan": 1.1,
@@ -73,9 +74,10 @@ MEGATRON_DEEPSPEED = {
     **{"tp_near": 1.0, "tp_steps": 1.5, "dp_far": 1.0, "jitter": 2.0},
 }
 FACTORS: dict[str, dict[str, float]] = {
-    "generation ampere": {"matmul": 0.1, "attention": 0.2, "kernels": 0.3},
-    "generation hopper": {"matmul": 0.1, "attention": 0.2, "kernels": 0.3, "sorting": 0.3, "ep_steps": 0.4},
-    "generation blackwell": {"matmul": 0.1, "attention": 0.2, "kernels": 0.3, "sorting": 0.3, "ep_steps": 0.4},
+    "power": {"matmul": 0.5, "expert": 0.5},
+    "generation ampere": {"attention": 0.2, "kernels": 0.3},
+    "generation hopper": {"attention": 0.2, "kernels": 0.3, "sorting": 0.3, "ep_steps": 0.4},
+    "generation blackwell": {"attention": 0.2, "kernels": 0.3, "sorting": 0.3, "ep_steps": 0.4},
     **{f"precision {name}": {"matmul": 0.15, "expert": 0.3} for name in ("fp8ds", "fp8cs", "mxfp8", "nvfp4")},
     **{f"software NeMo {name}": {"software": 0.05} for name in ("24", "25.0", "26.0", "26.1")},
     **{f"software MLPerf {name}": {"software": 0.1} for name in ("v5.0", "v5.1")},
@@ -85,9 +87,11 @@ FACTORS: dict[str, dict[str, float]] = {
     "task lora": {"software": 0.1},
     "task sft": {"software": 0.1},
     "deepep": {"ep_near": 0.3, "ep_far": 0.3, "sorting": 0.3},
+    "graphs": {"gap": 1.0},  # the GPU starts the kernels of a graph without waiting for the CPU
     "fused experts": {"expert": 0.4, "expert_cast": 0.6},
 }
-"""Selector of `calibration.selectors` -> constants that it has a factor of."""
+"""Selector of `calibration.selectors` -> constants that it has a factor of; those of `power` are raised
+to `calibration.power`."""
 
 BEGIN = {("software deepspeed", "kernels"): 2.2}
 """Logs that the search begins at, where not at 0: from there it takes vTrain's slow launches, traced by CUPTI, for long

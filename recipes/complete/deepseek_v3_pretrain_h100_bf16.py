@@ -2,7 +2,7 @@
 
 DeepSeek V3: 671B, 256 experts, 8 active, latent attention, one MTP layer. Pretraining in bf16 on 32
 x 8 h100: PP16 EP8, mbs 1, uneven stages, full recompute, global batch size 15360, sequence length
-4096. Predicted: 209 s per step, 67 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3,
+4096. Predicted: 210 s per step, 67 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3,
 Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and schedule not checked).
 
 Written by `recipes export deepseek_v3_pretrain_h100_bf16` for NeMo 2.7.3, NeMo-Run 0.11.1 and

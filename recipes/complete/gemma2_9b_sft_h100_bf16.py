@@ -2,7 +2,7 @@
 
 Gemma 2 9B: sliding window in every other layer, soft-capped attention, norms before and after. SFT
 in bf16 on 1 x 8 h100: TP2 PP2 VP7 SP, mbs 1, global batch size 32, sequence length 4096. Predicted:
-2.69 s per step, 68 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
+2.64 s per step, 68 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
 Transformer Engine 2.9.0; process groups and schedule not checked).
 
 Written by `recipes export gemma2_9b_sft_h100_bf16` for NeMo 2.7.3, NeMo-Run 0.11.1 and

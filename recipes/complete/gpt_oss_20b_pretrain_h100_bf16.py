@@ -2,7 +2,7 @@
 
 GPT-OSS 20B: 32 experts, 4 active, sliding window in every other layer, attention sinks. Pretraining
 in bf16 on 1 x 8 h100: TP2 EP8 SP, mbs 2, global batch size 1024, sequence length 4096. Predicted:
-40.8 s per step, 69 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
+42.1 s per step, 69 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
 Transformer Engine 2.9.0).
 
 Written by `recipes export gpt_oss_20b_pretrain_h100_bf16` for NeMo 2.7.3, NeMo-Run 0.11.1 and

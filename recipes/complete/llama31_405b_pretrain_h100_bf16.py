@@ -2,7 +2,7 @@
 
 Llama 3.1 405B: dense, GQA with 8 groups, 126 layers. Pretraining in bf16 on 16 x 8 h100: TP4 PP32
 SP, mbs 1, embedding and loss as layers, full recompute, global batch size 2048, sequence length
-8192. Predicted: 727 s per step, 67 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3,
+8192. Predicted: 713 s per step, 67 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3,
 Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and schedule not checked).
 
 Written by `recipes export llama31_405b_pretrain_h100_bf16` for NeMo 2.7.3, NeMo-Run 0.11.1 and

@@ -1,7 +1,7 @@
 """llama31_8b_sft_h100_bf16
 
 Llama 3.1 8B: Llama 3's shape, context extended to 128k. SFT in bf16 on 1 x 8 h100: TP2 SP, mbs 2,
-global batch size 32, sequence length 4096. Predicted: 1.32 s per step, 55 GiB of memory per GPU.
+global batch size 32, sequence length 4096. Predicted: 1.3 s per step, 55 GiB of memory per GPU.
 Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and
 schedule not checked).
 

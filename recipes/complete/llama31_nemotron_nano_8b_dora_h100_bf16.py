@@ -1,7 +1,7 @@
 """llama31_nemotron_nano_8b_dora_h100_bf16
 
 Llama 3.1 Nemotron Nano 8B: Llama 3.1 8B's shape. DoRA in bf16 on 1 x 8 h100: DP only, mbs 2, no
-sharding, global batch size 32, sequence length 4096. Predicted: 0.932 s per step, 50 GiB of memory
+sharding, global batch size 32, sequence length 4096. Predicted: 0.931 s per step, 50 GiB of memory
 per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0; process
 groups and schedule not checked).
 

@@ -1,7 +1,7 @@
 """mixtral_8x7b_lora_h100_bf16
 
 Mixtral 8x7B: 8 experts, 2 active. LoRA in bf16 on 1 x 8 h100: EP2, mbs 1, no sharding, global batch
-size 32, sequence length 4096. Predicted: 1.62 s per step, 68 GiB of memory per GPU. Proof: built
+size 32, sequence length 4096. Predicted: 1.64 s per step, 68 GiB of memory per GPU. Proof: built
 with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and schedule not
 checked).
 

@@ -1,7 +1,7 @@
 """nemotronh_8b_pretrain_h100_bf16
 
 Nemotron-H 8B: Mamba 2, attention and MLP layers. Pretraining in bf16 on 1 x 8 h100: TP2 SP, mbs 1,
-global batch size 768, sequence length 8192. Predicted: 78.5 s per step, 56 GiB of memory per GPU.
+global batch size 768, sequence length 8192. Predicted: 77.8 s per step, 56 GiB of memory per GPU.
 Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and
 schedule not checked).
 

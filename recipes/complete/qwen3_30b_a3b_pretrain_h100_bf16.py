@@ -1,7 +1,7 @@
 """qwen3_30b_a3b_pretrain_h100_bf16
 
 Qwen3 30B-A3B: 128 experts, 8 active, QK norm. Pretraining in bf16 on 1 x 8 h100: TP2 PP2 EP4 SP,
-mbs 4, full recompute, global batch size 1024, sequence length 4096. Predicted: 64 s per step, 72
+mbs 4, full recompute, global batch size 1024, sequence length 4096. Predicted: 68.7 s per step, 72
 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine
 2.9.0; process groups and schedule not checked).
 

@@ -1,7 +1,7 @@
 """starcoder2_7b_pretrain_h100_bf16
 
 StarCoder 2 7B: dense, GQA with 4 groups, sliding window of 4,096. Pretraining in bf16 on 1 x 8
-h100: PP2 VP4, mbs 2, global batch size 1024, sequence length 4096. Predicted: 44.2 s per step, 71
+h100: PP2 VP4, mbs 2, global batch size 1024, sequence length 4096. Predicted: 43.5 s per step, 71
 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine
 2.9.0; process groups and schedule not checked).
 

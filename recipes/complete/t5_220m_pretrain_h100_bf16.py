@@ -1,7 +1,7 @@
 """t5_220m_pretrain_h100_bf16
 
 T5 220M: encoder and decoder. Pretraining in bf16 on 1 x 8 h100: DP only, mbs 4, global batch size
-2048, sequence length 512. Predicted: 1.26 s per step, 3.59 GiB of memory per GPU. Proof: built with
+2048, sequence length 512. Predicted: 1.45 s per step, 3.59 GiB of memory per GPU. Proof: built with
 TE (NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and schedule not
 checked).
 

@@ -2,7 +2,7 @@
 
 Llama 3 with 4 layers and hidden size 192: 3 million parameters, for two ranks on any machine.
 Pretraining in bf16 on 1 x 2 h100: TP2 SP, mbs 4, global batch size 16, sequence length 256.
-Predicted: 0.0125 s per step, 0.159 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3,
+Predicted: 0.0134 s per step, 0.159 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3,
 Megatron-Core 0.15.3, Transformer Engine 2.9.0; process groups and schedule not checked).
 
 Written by `recipes export tiny_llama3` for NeMo 2.7.3, NeMo-Run 0.11.1 and Megatron-Core 0.15.3. It

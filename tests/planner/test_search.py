@@ -96,7 +96,7 @@ def test_stages_written_out_are_offered_where_they_win(run, model, gpus, gbs, st
     best = result.job_at(int(result.ranked[0]))
     evenly = next(int(i) for i in result.ranked if result.layout(int(i)).chunks is None)
     assert best.layout.chunks is not None
-    assert result.seconds[evenly] > 1.02 * result.seconds[result.ranked[0]]
+    assert result.seconds[evenly] > 1.005 * result.seconds[result.ranked[0]]
     assert pipeline_layout.from_job(best) == stages
     assert any(stages in line for line in explain.explain_layout(result, int(result.ranked[0])))
     assert plans.described(best)["pipeline_layout"] == stages

@@ -1,7 +1,7 @@
 """tiny_llama3_sft
 
 Llama 3 with 4 layers and hidden size 192: 3 million parameters, for two ranks on any machine. SFT
-in bf16 on 1 x 2 h100: TP2 SP, mbs 4, global batch size 16, sequence length 256. Predicted: 0.0118 s
+in bf16 on 1 x 2 h100: TP2 SP, mbs 4, global batch size 16, sequence length 256. Predicted: 0.0119 s
 per step, 0.159 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
 Transformer Engine 2.9.0; process groups and schedule not checked), without your changes.
 

@@ -144,7 +144,8 @@ def test_hiding_communication_helps():
 def test_cuda_graphs_take_launches_off_a_small_model():
     small: dict[str, Any] = dict(model="llama3_8b", gpus=8, tp=8, pp=1, vp=None, seq=512, gbs=64)
     eager, graphed = make(**small), make(**small, options={"cuda_graphs": True})
-    assert terms(eager)["overhead"] > 2 * terms(graphed)["overhead"]
+    assert terms(eager)["overhead"] > 1.5 * terms(graphed)["overhead"]
+    assert terms(eager)["compute"] > 1.02 * terms(graphed)["compute"]  # with the gaps between kernels
 
 
 def test_optimizer_shards_with_data_parallelism():

@@ -17,6 +17,7 @@ import numpy as np
 from superpod.planner.arrays import Array
 from superpod.planner.calibration import corrections, releases
 from superpod.planner.formats import config_files
+from superpod.planner.hardware import Gpu
 from superpod.planner.planned_job import PlannedJob
 
 FILE = Path(__file__).parents[1] / "data" / "calibration.toml"
@@ -24,7 +25,7 @@ Value = TypeVar("Value", float, Array)
 NOMINAL_LATENCY_US = 5.0
 """`latency_us` of the fabrics on which the constants were fitted; latencies of other networks scale with it."""
 
-KERNELS = ("matmul", "plain", "router", "expert", "attention", "unfused", "scan", "delta")
+KERNELS = ("matmul", "plain", "router", "expert", "fill", "attention", "unfused", "scan", "delta")
 TRAFFIC = ("main_grads", "stream", "scores", "loss", "cast", "expert_cast", "sorting")
 COMPUTE = (*KERNELS, *TRAFFIC, "misaligned", "gap")
 """Constants that `software` multiplies: all computation of a GPU."""
@@ -38,8 +39,31 @@ BOUNDS = {
     "gap": 0.0,
 }
 """Constant -> lower bound. No factor, release or user's calibration makes anything faster than the hardware."""
-UPPER_BOUNDS = {"tp_hidden": 0.95, "cp_hidden": 0.95, "send_hidden": 0.95, "queue": 12.0}
-"""Part of communication never overlaps, and powers do not overflow."""
+UPPER_BOUNDS = {
+    **dict.fromkeys(("tp_hidden", "cp_hidden", "send_hidden"), 0.95),
+    **dict.fromkeys(("dp_under", "ep_under"), 1.0),
+    "queue": 12.0,
+}
+"""Part of communication never overlaps, computation hides at most as much as it takes, and powers do not overflow."""
+
+W_PER_TFLOPS = 0.48
+"""GB200's power per peak BF16 TFLOP/s, at which the factors of `power` are 1."""
+
+
+@cache
+def power(gpu: Gpu) -> float:
+    """Return the log of a GPU's power per peak TFLOP/s, relative to GB200: the exponent of the factors of `power`.
+
+    A GPU that trains reaches its power limit, and lowers its clock; kernels that are timed alone do not. A100 has
+    1.28 W per TFLOP/s, H100 0.71, B200 0.44 and GB300 0.56.
+    """
+    return float(np.log(gpu.power_w / max(gpu.bf16_tflops, gpu.fp16_tflops) / W_PER_TFLOPS))
+
+
+@cache
+def power_factor(gpu: Gpu, constant: str) -> float:
+    """Return the factor of a constant for the GPU's power."""
+    return float(_tables()["factors"]["power"].get(constant, 1.0) ** power(gpu))
 
 
 def selectors(job: PlannedJob) -> tuple[str, ...]:
@@ -52,6 +76,8 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
         names.append(f"task {job.task}")
     if job.options.deepep:
         names.append("deepep")
+    if job.options.cuda_graphs:
+        names.append("graphs")
     if fuses_experts(job):
         names.append("fused experts")
     return tuple(names)
@@ -79,6 +105,8 @@ def unbounded(job: PlannedJob) -> dict[str, float]:
     latency = job.fabric.latency_us / NOMINAL_LATENCY_US
     for name in corrections.FAR_LATENCIES:
         values[name] *= latency
+    for name in _tables()["factors"]["power"]:
+        values[name] *= power_factor(job.node.gpu, name)
     return values
 
 

@@ -78,7 +78,7 @@ def identify(fit: Fit, x: Array, left_out: Array, is_fewest: bool) -> Identified
         if fit.misfit(other, scatter) - best_cost >= ESTABLISHED:
             established.append(i)
         else:
-            alternatives[i] = _compensating(fit, x, other, i)
+            alternatives[i] = _compensating(fit, x, other, i) | _replacing(fit, x, i, scatter, best_cost + ESTABLISHED)
 
     groups: list[set[int]] = []
     for i, others in alternatives.items():
@@ -148,6 +148,15 @@ def _deviations(fit: Fit, x: Array, scatter: float) -> Array:
     weights = 1 / (1 + ((logs - fit.y) / max(scatter, 0.1)) ** 2)
     information = effects.T @ (weights[:, None] * effects) + np.eye(len(x))
     return fit.width * np.sqrt(np.diag(np.linalg.inv(information)))
+
+
+def _replacing(fit: Fit, x: Array, fixed: int, scatter: float, max_cost: float) -> set[int]:
+    """Return the corrections that alone, in the place of the fixed one, explain the runs up to a cost."""
+    default = fit.start()
+    without = np.where(np.arange(len(x)) == fixed, default, x)
+    used, unused = np.flatnonzero(without != default), [i for i in map(int, np.flatnonzero(x == default)) if i != fixed]
+    refitted = {i: fit.refit(without, scatter, free=np.append(used, i)) for i in unused}
+    return {i for i, other in refitted.items() if fit.misfit(other, scatter) < max_cost}
 
 
 def _compensating(fit: Fit, x: Array, other: Array, fixed: int) -> set[int]:

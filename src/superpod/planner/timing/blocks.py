@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from superpod.planner.arrays import Array, Number
+from superpod.planner.calibration import calibration
 from superpod.planner.models import work as model_work
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.timing import kernel_times
@@ -135,12 +136,16 @@ def moe(w: Work) -> None:
     # Rows are sorted by expert before the grouped GEMMs, and restored to their order after them.
     w.stream(2.0 * routed * width, 2.0 * routed * width, 6, "moe", "sorting")
     up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
-    w.gemm(routed, up, width, "moe", resource="expert", matrices=local)
-    passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
-    w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
-    if m.clamped:  # both halves are clamped and concatenated (weighted_bias_quick_geglu_impl)
-        w.stream(8.0 * routed * ffn, 10.0 * routed * ffn, 3, "moe moe_act")
-    w.gemm(routed, width, ffn, "moe", resource="expert", matrices=local)
+    # The kernel of fused experts applies the activation and quantizes its result, and likewise in the backward pass
+    # (NVIDIA/TransformerEngine pull 2769): neither the hidden activation nor its gradient is read again.
+    fused = calibration.fuses_experts(w.job)
+    w.gemm(routed, up, width, "moe", resource="expert", matrices=local, casts=(True, not fused))
+    if not fused:
+        passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
+        w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
+        if m.clamped:  # both halves are clamped and concatenated (weighted_bias_quick_geglu_impl)
+            w.stream(8.0 * routed * ffn, 10.0 * routed * ffn, 3, "moe moe_act")
+    w.gemm(routed, width, ffn, "moe", resource="expert", matrices=local, casts=(not fused, True))
     w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
     if m.bias:
         _expert_biases(w, routed * up, routed * width, local)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from superpod.planner import hardware
 from superpod.planner.arrays import Array, Number
 from superpod.planner.calibration import corrections
 from superpod.planner.formats import config_files
@@ -50,6 +51,24 @@ def load_table(gpu: Gpu) -> Table:
     """Load the table of a GPU, or of another GPU of its generation."""
     path = FOLDER / f"{corrections.decode(gpu.calibrated_as or gpu.name)[0]}.csv"
     return _read(path if path.exists() else FOLDER / f"{generation(gpu)['table']}.csv")
+
+
+@cache
+def weaker(gpu: Gpu, precision: str) -> tuple[Gpu, ...]:
+    """Return the built-in GPUs with at most the peaks and bandwidth of a GPU; of those with one table, the best."""
+    others = [one for one in hardware.builtin().gpus.values() if precision in one.precisions and _is_better(gpu, one)]
+    return tuple(
+        one
+        for one in others
+        if not any(_is_better(other, one) and load_table(other) is load_table(one) for other in others)
+    )
+
+
+def _is_better(a: Gpu, b: Gpu) -> bool:
+    peaks_a, peaks_b = (
+        (gpu.bf16_tflops, gpu.fp16_tflops, gpu.fp8_tflops, gpu.nvfp4_tflops, gpu.hbm_tb_per_s) for gpu in (a, b)
+    )
+    return peaks_a != peaks_b and all(x >= y for x, y in zip(peaks_a, peaks_b, strict=True))
 
 
 def generation(gpu: Gpu) -> dict[str, Any]:
@@ -101,10 +120,32 @@ def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Numb
 
     A grouped GEMM fills the GPU like one with `groups` times the rows, but reads a matrix per group.
     """
-    grids = load_table(gpu).products
-    grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
-    ratio: Array = np.exp(_interpolate(grid, [(m * groups, SIDES), (n, SIDES), (k, SIDES)]))
-    return ratio * np.asarray(ideal_gemm(gpu, precision, m, n, k, groups), dtype=np.float64)
+    arithmetic, other = gemm_parts((gpu,), precision, m, n, k, groups)
+    return (arithmetic + other)[0]
+
+
+def gemm_parts(
+    gpus: tuple[Gpu, ...], precision: str, m: Number, n: Number, k: Number, groups: Number = 1
+) -> tuple[Array, Array]:
+    """Return the seconds of arithmetic, and those of memory traffic and the launch, of a GEMM on each GPU."""
+    ratio = np.exp(_interpolate(_product_grids(gpus, precision), [(m * groups, SIDES), (n, SIDES), (k, SIDES)]))
+    shape = (len(gpus),) + (1,) * (ratio.ndim - 1)
+    flops, hbm = (np.reshape(rates, shape) for rates in _rates(gpus, precision))
+    element = element_bytes(precision)
+    passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
+    return ratio * (2.0 * groups * m * n * k / flops), ratio * (passed / hbm + LAUNCH_S)
+
+
+@cache
+def _product_grids(gpus: tuple[Gpu, ...], precision: str) -> Array:
+    tables = [load_table(gpu).products for gpu in gpus]
+    return np.stack([grids.get(MEASURED_AS.get(precision, precision), grids["bf16"]) for grids in tables])
+
+
+@cache
+def _rates(gpus: tuple[Gpu, ...], precision: str) -> tuple[Array, Array]:
+    """Return the peak FLOP/s and the memory bandwidth of GPUs."""
+    return np.array([gpu.tflops(precision) * 1e12 for gpu in gpus]), np.array([gpu.hbm_tb_per_s * 1e12 for gpu in gpus])
 
 
 def ideal_attention(
@@ -130,7 +171,7 @@ def chunked_scan(gpu: Gpu, flops: Number) -> Number:
 
 
 def _interpolate(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Array:
-    """Interpolate a grid at points given in the units of its axes, linearly in their logarithms."""
+    """Interpolate a grid over its last axes at points in their units, linearly in their logarithms."""
     corners: list[tuple[Array, Array]] = []
     for value, axis in at:
         x = np.clip(np.log2(np.maximum(value, 1e-9) / axis[0]), 0, len(axis) - 1)
@@ -142,5 +183,5 @@ def _interpolate(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Arr
         for (low, share), up in zip(corners, corner, strict=True):
             index.append(low + up)
             weight = weight * (share if up else 1 - share)
-        total = total + weight * grid[tuple(index)]
+        total = total + weight * grid[(..., *index)]
     return np.asarray(total)

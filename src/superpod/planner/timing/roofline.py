@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from superpod.planner.arrays import Array, Column, Flags, Number
+from superpod.planner.calibration import calibration
 from superpod.planner.layout import MODULES
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.timing import collectives, kernel_times
@@ -24,10 +25,11 @@ LAYER_KINDS = KINDS.index("embedding")
 """Kinds before this index are blocks of layers; full recomputation applies only to them."""
 PASSES = ("forward", "backward")
 RESOURCES = (
-    "matmul",  # measured s of linear layers, in the job's precision
+    "matmul",  # measured s of arithmetic of linear layers, in the job's precision
     "plain",  # measured s in BF16 or FP16: head, latent projections
     "router",  # measured s in BF16; many runs use FP32
-    "expert",  # measured s of routed experts, in the job's precision
+    "expert",  # measured s of arithmetic of routed experts, in the job's precision
+    "fill",  # the rest of the measured s of GEMMs: memory traffic and launches
     "attention",  # measured s of fused attention forward; backward the same times the ratio of FLOPs
     "unfused",  # s at the BF16 or FP16 peak: unfused products of scores
     "scan",  # measured s of a gated delta rule with the same FLOPs: Mamba's recurrence
@@ -107,21 +109,27 @@ class Work:
             self.repeated[..., self.kind, i] += np.where(self.u.modules & bits, forward, 0.0)
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
-             resource: str = "", matrices: Number = 1, name: str = "") -> None:  # fmt: skip
+             resource: str = "", matrices: Number = 1, name: str = "",
+             casts: tuple[bool, bool] = (True, True)) -> None:  # fmt: skip
         """Add a linear layer of `rows` tokens: forward, input gradient, and weight gradient unless weights are frozen.
 
-        The rows are distributed over `matrices` experts, each with a matrix of `inner` x `out`.
+        The rows are distributed over `matrices` experts, each with a matrix of `inner` x `out`. `casts`: whether
+        kernels of their own quantize the input, and the gradient of the output.
         """
         low = self.low and not plain
         share = rows / matrices
         precision = self.job.precision if low else self.plain
-        product = partial(kernel_times.gemm, self.job.node.gpu, precision, groups=matrices)
+        resource = resource or ("plain" if plain else "matmul")
+        product = partial(self._product, precision, resource, matrices)
         wgrad = not self.frozen
-        forward = product(share, out, inner)
-        backward = product(share, inner, out)
+        forward, other_forward = product(share, out, inner)
+        backward, other_backward = product(share, inner, out)
         if wgrad:
-            backward = backward + product(out, inner, share)
-        self.add(resource or ("plain" if plain else "matmul"), forward, backward, module)
+            weights, other_weights = product(out, inner, share)
+            backward, other_backward = backward + weights, other_backward + other_weights
+        self.add(resource, forward, backward, module)
+        self.add("fill", other_forward, other_backward, module)
+        forward, backward = forward + other_forward, backward + other_backward
         off = np.maximum(_missing_factors(out, self.size), _missing_factors(inner, self.size))
         self.add("misaligned", forward * off, backward * off, module)
         self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
@@ -131,10 +139,23 @@ class Work:
                 2 * self.operand
             )  # row-wise and column-wise copies; kernels that are not fused also read the input
             cast = "expert_cast" if resource == "expert" else "cast"
-            self.add(cast, left * written / self.hbm, result * written / self.hbm, module)
+            self.add(cast, casts[0] * left * written / self.hbm, casts[1] * result * written / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
         if self.frozen and name in self.job.options.lora_targets:
             self._adapter(rows, out, inner, module)
+
+    def _product(self, precision: str, resource: str, groups: Number, m: Number, n: Number, k: Number
+                 ) -> tuple[Array, Array]:  # fmt: skip
+        """Return the seconds of a (grouped) GEMM: those of arithmetic, and those of memory traffic and the launch.
+
+        No GEMM takes longer than on a weaker GPU, at the clock that the power of each sustains.
+        """
+        gpus = (self.job.node.gpu, *kernel_times.weaker(self.job.node.gpu, precision))
+        arithmetic, other = kernel_times.gemm_parts(gpus, precision, m, n, k, groups)
+        factors = np.array([calibration.power_factor(gpu, resource) for gpu in gpus])
+        seconds = arithmetic * factors[:, None] + other
+        share = seconds.min(axis=0) / seconds[0]
+        return share * arithmetic[0], share * other[0]
 
     def _adapter(self, rows: Number, out: Number, inner: Number, module: str) -> None:
         """Add the two thin GEMMs of a LoRA adapter, which are memory-bound."""
@@ -148,8 +169,13 @@ class Work:
     def fused_attention(self, sequence: float, query: Number, out: Number, keys: Number, heads: Number) -> None:
         """Add causal attention over sequences of `sequence` tokens; widths in elements per token on this rank."""
         gpu = self.job.node.gpu
-        over = kernel_times.ideal_attention(gpu, self.plain, self.tokens, sequence, query, out, keys)
-        forward = over * kernel_times.attention(gpu, sequence, self.u.mbs * heads, float(np.max(query / heads)))
+        widths = float(np.max(query / heads))
+        seconds = [
+            kernel_times.ideal_attention(one, self.plain, self.tokens, sequence, query, out, keys)
+            * kernel_times.attention(one, sequence, self.u.mbs * heads, widths)
+            for one in (gpu, *kernel_times.weaker(gpu, self.plain))
+        ]
+        forward = np.min(seconds, axis=0)  # no attention takes longer than on a weaker GPU
         self.add("attention", forward, 2.5 * forward, "core_attn")  # 5 GEMMs instead of 2 (FlashAttention-2)
 
     def stream(

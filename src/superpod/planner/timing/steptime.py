@@ -168,7 +168,8 @@ def _layouts_contiguous(parts: Array) -> Array:
 
 PRICES = {
     **dict.fromkeys(
-        ("matmul", "plain", "router", "expert", "attention", "unfused", "scan", "delta", "misaligned"), "compute"
+        ("matmul", "plain", "router", "expert", "fill", "attention", "unfused", "scan", "delta", "misaligned"),
+        "compute",
     ),
     **dict.fromkeys(("main_grads", "stream", "scores", "loss", "cast", "expert_cast", "sorting"), "compute"),
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
