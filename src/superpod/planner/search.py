@@ -1,8 +1,8 @@
 """Search all legal layouts of a run: predict their memory and step time, and rank them.
 
-A search combines a few short lists (`Space`), removes the layouts that violate a rule of `legality.py`, and predicts
-the rest with `memory/` and `steptime.py` as columns, without a loop over layouts. `search` keeps layouts that do not
-fit, so that `explain.py` can name those that would be faster.
+A search combines the lists of values in `Space`, removes the layouts that violate a rule of `legality.py`, and predicts
+the others with `memory/` and `steptime.py` as columns, without a loop over layouts. The result includes layouts that do
+not fit, so that `explain.py` can list those that would be faster.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class RecomputeOption(NamedTuple):
 
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
-"""Fields of `Layout` that the run determines, or that follow from others."""
+"""Fields of `Layout` that the run sets, or that follow from other fields."""
 DEGREES = ("tp", "pp", "cp", "ep")
-"""The main parallel degrees; layouts are grouped by them."""
+"""The parallel degrees by which layouts are grouped."""
 BLOCK = 16_384
 """Number of layouts that are computed at once, so that intermediate arrays stay in the CPU caches."""
 
@@ -57,14 +57,14 @@ class Space:
     max_vp: int = 16
     """Maximum number of model chunks per pipeline rank; each costs kernel launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
-    """Field of `Layout` -> value that the search does not change."""
+    """Field of `Layout` -> the only value that the search tries."""
 
     def __post_init__(self) -> None:
         field_names = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
         for key in self.fixed:
             if key not in field_names:
                 hint = did_you_mean(key, field_names) or f"keys: {', '.join(field_names)}"
-                raise UserError(f"{key!r} is not a layout key that can be fixed", hint)
+                raise UserError(f"the search cannot fix the layout key {key!r}", hint)
         if wrong := Layout.from_mapping(self.fixed, "the fixed layout").below_one():
             raise UserError(wrong[0].message)
 
@@ -76,13 +76,13 @@ class SearchResult:
     job: PlannedJob
     """The run; only gbs of its layout is used."""
     fields: dict[str, Column]
-    """Result of `columns.fields`, and the indices `split` and `recompute_option`."""
+    """Columns as from `columns.fields`, with the indices `split` and `recompute_option`."""
     splits: tuple[Split, ...]
     """The splits to which `fields["split"]` refers."""
     recompute_options: tuple[RecomputeOption, ...]
     """The options to which `fields["recompute_option"]` refers."""
     seconds: Array
-    """Step time."""
+    """Step time of each layout."""
     terms: dict[str, Array]
     """Term of the step time -> seconds."""
     reserved: Array
@@ -99,14 +99,14 @@ class SearchResult:
 
     @cached_property
     def fits(self) -> Flags:
-        """Whether each layout fits; tight layouts do not count."""
+        """Mask of the layouts that fit; tight layouts do not."""
         return self.fit == memory.FITS
 
     @cached_property
     def ranked(self) -> Column:
-        """Indices of the layouts that fit or are tight, sorted by step time (to 0.1 %), complexity and memory.
+        """Indices of the layouts that fit or are tight, sorted by step time (rounded to 0.1 %), complexity and memory.
 
-        Tight layouts come last, and among them those whose reserved bytes exceed the cap.
+        Tight layouts follow the others; the last are those whose reserved bytes exceed the cap.
         """
         rounded_time = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model is not more accurate
         over = self.tight & (self.reserved > self.cap)
@@ -115,19 +115,19 @@ class SearchResult:
 
     @property
     def tight(self) -> Flags:
-        """Whether each layout is tight: it may run, with almost no free memory or only without fragmentation."""
+        """Mask of the tight layouts: with almost no free memory, or only without fragmentation."""
         return self.fit == memory.TIGHT
 
     @property
     def _complexity(self) -> Column:
-        """Complexity of each layout: parallel degrees, virtual and uneven stages, sharding, recomputation."""
+        """Complexity of each layout: sum of degrees and ZeRO stage, + 4 for uneven stages, + 2 for recomputation."""
         degrees = np.sum([self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding")], axis=0)
         uneven = np.array([split.chunks is not None for split in self.splits])[self.fields["split"]]
         return degrees + 4 * uneven + 2 * (self.fields["recompute_option"] > 0)
 
     @cached_property
     def best_per_degrees(self) -> Column:
-        """The first layout in `ranked` for each combination of TP, PP, CP and EP."""
+        """Indices of the first layout in `ranked` for each combination of TP, PP, CP and EP."""
         code = np.zeros(len(self.ranked), dtype=np.int64)
         for key in DEGREES:
             code = code * (self.fields[key].max() + 1) + self.fields[key][self.ranked]
@@ -176,7 +176,7 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
 
 
 def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
-    """Return the error if no layout is legal: a rule that every layout violates, or the batch size."""
+    """Return the error for a search without legal layouts: a rule that all layouts violate, or the batch size."""
     message = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
     if forbidden := legality.layout_independent_violation(job):
         return UserError(f"{message}: {forbidden.message}", forbidden.fix)
@@ -194,9 +194,9 @@ CHANGE_GBS = "gbs must be a multiple of the data-parallel size: change the numbe
 
 
 def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
-    """Return step time, its terms, and the bytes on the rank with the highest peak, of all layouts.
+    """Return the predicted fields of `SearchResult`: step time, terms, peak memory in bytes, fit.
 
-    Layouts with the same work per layer are processed together, so that a block has few kinds of layers.
+    Layouts with the same work per layer are in the same block, so that a block has few distinct layers.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -217,6 +217,7 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
 
 
 def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+    """Return step time, its terms, and bytes on the rank with the highest peak, of a block of layouts."""
     columns = stages.columns(fields["split"], fields)
     step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
@@ -230,13 +231,14 @@ UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
 
 
 def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
+    """Yield the even splits, in which the embedding and the loss may count as layers."""
     fixed = space.fixed
     for embedding, loss in ENDS:
         if fixed.get("embedding_as_layer", embedding) != embedding or fixed.get("loss_as_layer", loss) != loss:
             continue
         total = job.model.layers + embedding + loss
         for pp in (p for p in range(1, total + 1) if total % p == 0 and job.gpus % p == 0):
-            # On one rank, it makes no difference whether the ends count as layers.
+            # On one rank, it makes no difference whether the embedding and the loss count as layers.
             if fixed.get("pp", pp) != pp or (pp == 1 and (embedding or loss)):
                 continue
             for vp in (v for v in range(1, total // pp + 1) if total // pp % v == 0):
@@ -246,7 +248,7 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 
 
 def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
-    """Yield splits for layers that are not divisible by pp, such as 61 layers on 4 stages: chunks differ by one."""
+    """Yield splits for layers that pp does not divide, such as 61 layers on 4 stages: chunks differ by one layer."""
     layers, fixed = job.model.layers, space.fixed
     # Megatron supports no uneven stages for hybrid models (rules.py).
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
@@ -261,15 +263,15 @@ def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 
 
 HEAD_FACTORS = (1.0, 1.25)
-"""Factors on the head's fraction of the FLOPs that are tried: its loss is memory-bound, so it takes longer."""
+"""Factors on the output layer's FLOPs that are tried: the loss is memory-bound and takes longer than its FLOPs."""
 MAX_RELATIVE_LOAD = 0.99
-"""Maximum compute time of the largest stage, relative to an even partition, for an uneven partition to be tried."""
+"""An uneven partition is tried only if it reduces the load of the largest stage to this fraction or less."""
 
 
 def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
-    """Yield splits whose last stage has fewer layers, because the output layer takes as long as several layers.
+    """Yield splits whose last stage has fewer layers, for models whose output layer takes as long as several layers.
 
-    This is the case for a vocabulary of 256,000 and a small hidden size, or with multi-token prediction.
+    Examples are a vocabulary of 256,000 with a small hidden size, and multi-token prediction.
     """
     model = job.model
     if model.pattern or model.runs or {"embedding_as_layer", "loss_as_layer"} & set(space.fixed):
@@ -290,7 +292,7 @@ def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]
 
 
 def _head_in_layers(job: PlannedJob) -> float:
-    """Return the FLOPs of the output layer and multi-token prediction, as a multiple of those of an average layer."""
+    """Return the FLOPs of the output layer and multi-token prediction, divided by those of an average layer."""
     model = job.model
     head = 6.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
     layer = (model.flops_per_token(job.seq, causal=True) - head) / (model.layers + model.mtp_layers)
@@ -298,13 +300,13 @@ def _head_in_layers(job: PlannedJob) -> float:
 
 
 def _max_rank_layers(chunks: Sequence[int], pp: int, head: float) -> float:
-    """Return the layer count of the most heavily loaded pipeline rank, counting the output layer as `head` layers."""
+    """Return the layers of the pipeline rank with the highest load; the output layer counts as `head` layers."""
     ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
     return max(*ranks[:-1], ranks[-1] + head) if pp > 1 else ranks[0] + head
 
 
 def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, ...]:
-    """Return the recomputation options to try for this model, from none to full."""
+    """Return the recompute options to try for a model, no recomputation first."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
     if not any(job.has_separate_norm(kind) for kind in m.kinds):  # no norm is a separate module
@@ -336,8 +338,8 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
 def _legal_fields(
     job: PlannedJob, space: Space, splits: tuple[Split, ...], recompute_options: tuple[RecomputeOption, ...]
 ) -> dict[str, Column]:
-    """Return the fields of all legal layouts."""
-    # First the degrees that divide the number of GPUs and the batch, so that the product below stays small.
+    """Return the columns of all legal layouts; see `SearchResult.fields`."""
+    # Keep only degrees that divide the number of GPUs and the batch, so that the product below stays small.
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
         degrees[key] = np.array([int(getattr(split, key)) for split in splits])[degrees["split"]]
@@ -378,6 +380,7 @@ def _legal_fields(
 
 
 def _recompute_columns(recompute_options: tuple[RecomputeOption, ...], index: Column) -> dict[str, Column]:
+    """Return the recomputation columns of layouts with the options at `index`."""
     granularity = np.array([RECOMPUTES.index(r.granularity) for r in recompute_options])
     block = np.array([int(r.method == "block") for r in recompute_options])
     layers = np.array([r.layers for r in recompute_options])
@@ -391,6 +394,7 @@ def _recompute_columns(recompute_options: tuple[RecomputeOption, ...], index: Co
 
 
 def _names(space: Space, key: str) -> tuple[Any, ...]:
+    """Return the values of a field to try: the fixed one, else those of the space."""
     return (space.fixed[key],) if key in space.fixed else getattr(space, key)
 
 
@@ -403,13 +407,14 @@ def _divisors(n: int) -> Column:
 
 
 def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Column]:
-    """Return the Cartesian product of the rows and the lists."""
+    """Return the Cartesian product of the rows of a table with lists of values, as a table."""
     axes = [np.arange(len(next(iter(rows.values()))) if rows else 1), *lists.values()]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
     return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))
 
 
 def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:
+    """Return the rows of a table for which the mask is true."""
     return _at(columns, np.flatnonzero(mask))
 
 
