@@ -1,4 +1,4 @@
-"""How fast the planner is, against the targets of docs/planner.md. Prints a table; exit 1 when a target is missed.
+"""Measure the speed of the planner, and print a table with the targets of docs/planner.md; exit 1 if one is missed.
 
 python benchmarks/planner_speed.py
 """
@@ -38,7 +38,7 @@ def recipes(*words: str) -> str:
 
 
 def plan() -> tuple[float, int]:
-    """Best of several whole processes, seconds, and how many layouts were costed."""
+    """Return (seconds of the fastest of several processes, number of layouts that the search predicted)."""
     best, answer = float("inf"), ""
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -48,7 +48,7 @@ def plan() -> tuple[float, int]:
 
 
 def predict() -> float:
-    """Rows per minute of a table of layouts of several models, all different, whole process."""
+    """Return the rows per minute of `recipes predict` on a table of distinct layouts of several models."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "rows.csv"), Path(folder, "out.csv")
         models = ("llama3_8b", "llama3_70b", "llama31_405b", "qwen3_30b_a3b", "deepseek_v3", "gpt3_175b")
@@ -58,7 +58,7 @@ def predict() -> float:
             writer.writerow(keys)
             for i in range(ROWS):
                 degree = 2 ** (i % 4), 2 ** (i // 4 % 4), 2 ** (i // 16 % 3)
-                batch = (2 ** (i // 48 % 3), 256 * (1 + i // 288))  # no row is there twice
+                batch = (2 ** (i // 48 % 3), 256 * (1 + i // 288))  # all rows are distinct
                 precision = ("bf16", "fp8")[i // 144 % 2]
                 row = (models[i % 6], "h100", 256, precision, 4096, batch[1], batch[0], *degree, ("", "full")[i % 2])
                 writer.writerow((i, *row))
