@@ -221,7 +221,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
         ({"runs": "2x128 x64"}, "runs contains 'x64'"),
         ({"runs": "3x128"}, "the runs have 3 layers, but layers is 2"),
         ({"runs": "2x128", "pattern": "M-"}, "runs cannot be combined with pattern"),
-        ({"norm": "batch"}, "norm is 'batch'"),
+        ({"norm": "batch"}, "norm must be rms or layer, not 'batch'"),
         ({"style": "bert"}, "style must .*'bert'"),
     ],
 )
