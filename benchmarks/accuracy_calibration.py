@@ -1,7 +1,7 @@
-"""How well `recipes calibrate` fits another software's machines: nanotron's runs of 1 and 2 nodes, scored on 4 and 8.
+"""Measure `recipes calibrate` on other software: calibrate on nanotron's runs on 1 and 2 nodes, score on 4 and 8 nodes.
 
-`python benchmarks/accuracy_calibration.py benchmarks/reference` reads `nanotron.csv` there. A group is a model on so
-many GPUs: the time lost by taking the layout that is predicted fastest (regret), and Kendall's tau of the order.
+`python benchmarks/accuracy_calibration.py benchmarks/reference` reads its `nanotron.csv`. The scores of each group (a
+model on a number of GPUs) are the regret, the time lost with the layout that is predicted fastest, and Kendall's tau.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Array = NDArray[np.float64]
 REGRET, TAU, MEDIAN = 0.06, 0.7, 0.15
 """Bounds after calibration: mean regret, mean Kendall tau, median error."""
 SEEN = 16
-"""GPUs at most of the rows that calibrate."""
+"""Maximum number of GPUs of the runs for calibration."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a prediction of runs ranks their layouts, and how far off it is."""
+    """Accuracy of predicted step times: regret and Kendall's tau of their ranking, and median relative error."""
 
     regret: float
     tau: float
@@ -36,7 +36,7 @@ class Score:
 
 
 def main(reference: Path) -> int:
-    """Print the scores. 1 when one is past its bound."""
+    """Print the scores, and return 1 if one exceeds its bound."""
     before, after, seen, scored = scores(reference / "nanotron.csv")
     print(f"calibrated on {seen} nanotron runs of up to {SEEN} GPUs, scored on {scored} of more:")
     print("              regret  Kendall tau  median error")
@@ -47,22 +47,23 @@ def main(reference: Path) -> int:
 
 
 def scores(path: Path) -> tuple[Score, Score, int, int]:
-    """(as shipped, calibrated, rows that calibrated, rows that were scored)."""
+    """Return (score with the defaults, score after calibration, runs for calibration, scored runs)."""
     runs, _ = measured.read(path)
     seen = [run for run in runs if run.job.gpus <= SEEN]
     rest = [run for run in runs if run.job.gpus > SEEN]
     values = calibrate(seen).values
-    shipped = score(rest, _predicted(rest, {}))
-    return shipped, score(rest, _predicted(rest, values)), len(seen), len(rest)
+    shipped = score(rest, _predict_times(rest, {}))
+    return shipped, score(rest, _predict_times(rest, values)), len(seen), len(rest)
 
 
-def _predicted(runs: Sequence[MeasuredRun], values: dict[str, float]) -> Array:
+def _predict_times(runs: Sequence[MeasuredRun], values: dict[str, float]) -> Array:
+    """Return the step times in seconds that the planner predicts with corrections `values`."""
     predictions = predict.many([apply_corrections(run.job, values) for run in runs])
     return np.array([prediction.step_time_s or np.nan for prediction in predictions])
 
 
 def score(runs: Sequence[MeasuredRun], predicted: Array) -> Score:
-    """The score of a prediction; groups of fewer than three layouts rank nothing."""
+    """Score predicted step times; the ranking needs groups of at least three layouts."""
     seconds = np.array([run.seconds for run in runs])
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, run in enumerate(runs):
@@ -78,7 +79,7 @@ def score(runs: Sequence[MeasuredRun], predicted: Array) -> Score:
 
 
 def kendall(a: Array, b: Array) -> float:
-    """Pairs in the same order less pairs in the other, over all pairs."""
+    """Return Kendall's tau-a: (concordant - discordant pairs) / all pairs."""
     i, j = np.triu_indices(len(a), 1)
     return float(np.sign((a[i] - a[j]) * (b[i] - b[j])).mean())
 

@@ -1,14 +1,13 @@
-"""How well the planner predicts published peak memory: a table per group of rows, hold-out beside fit.
+"""Compare predicted with published peak memory: a line per group of rows, with errors of fitted and held-out rows.
 
-`python benchmarks/accuracy_memory.py FOLDER` reads `memory.csv` and `step_time.csv` there (benchmarks/reference);
-`benchmarks/planner_accuracy.py` prints the same table beside that of the step times.
+`python benchmarks/accuracy_memory.py FOLDER` reads `memory.csv` and `step_time.csv` of FOLDER (benchmarks/reference);
+`benchmarks/planner_accuracy.py` prints this table and that of the step times.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 import held_out
+from accuracy_time import Result
 from condense import contradicts, has_images, read
 
 from superpod.errors import UserError
@@ -35,30 +35,13 @@ BOUNDS = {
     "other: Megatron-Bridge": (0.08, 0.13, 7),
     "all with max_memory_allocated": (0.02, 0.22, 230),
 }
-"""Of each group, the mean and the worst relative error that may be, and how many rows there are at least; the rows
-beyond the worst are printed."""
+"""Group -> (maximum mean relative error, maximum relative error of a row, minimum number of rows)."""
 EXACT = ("dense Llama, B200", "MoE, B200", "Megatron-LM CI", "MLPerf 405B", "MLPerf LoRA")
-"""Groups with a whole configuration and PyTorch's own figure; others say GB, and not whose."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row and what became of it."""
-
-    row: Mapping[str, str]
-    measured: float
-    """GiB"""
-    predicted: float | None
-    """GiB; None = not covered."""
-
-    @property
-    def error(self) -> float:
-        """Relative; a row that is not covered counts as 100 %."""
-        return 1.0 if self.predicted is None else abs(self.predicted / self.measured - 1)
+"""Groups with complete configurations and max_memory_allocated; sources of the others print an unspecified size."""
 
 
 def main(reference: Path) -> int:
-    """Print the tables. 1 when a group is past its bound, a completed run is called oom, or an OOM ok."""
+    """Print the tables; return 1 if a group exceeds its bound, or the verdict on a completed run or OOM is wrong."""
     rows = read(reference / "memory.csv")
     results = [compare(row) for row in rows if row["allocated_gib"]]
     groups: dict[str, list[Result]] = {}
@@ -83,18 +66,19 @@ def main(reference: Path) -> int:
 
 
 def compare(row: Mapping[str, str]) -> Result:
-    """A row's peak on the rank that it names; on the fullest where it names none."""
+    """Return the peak memory of a row, on the rank that it names or else on the rank with the highest peak."""
     measured = float(row["allocated_gib"])
     try:
         job = published.job(row, FACTS)
         held = memory.reserved if "torchtitan" in row["unit"] else memory.allocated  # what the source prints
         size = held(job, columns.from_job(job)) / GIB
     except UserError:
-        return Result(row, measured, None)
-    return Result(row, measured, float(size[_rank(row, size)]))
+        return Result(row, None, measured, None)
+    return Result(row, job, measured, float(size[_rank(row, size)]))
 
 
 def _rank(row: Mapping[str, str], size: np.ndarray) -> int:
+    """Return the pipeline rank to which a row's memory refers."""
     rank = row["rank"]
     if rank.startswith("last"):
         return -1
@@ -103,7 +87,7 @@ def _rank(row: Mapping[str, str], size: np.ndarray) -> int:
 
 
 def group(row: Mapping[str, str]) -> str:
-    """The table's line that a row belongs to; those with a whole configuration and PyTorch's own figure come first."""
+    """Return the group of a row, a line of the table."""
     framework = row["framework"]
     if has_images(row):
         return "vision-language, text planned"
@@ -119,23 +103,23 @@ def group(row: Mapping[str, str]) -> str:
 
 
 def line(name: str, members: list[Result]) -> bool:
-    """Print a group's line; whether it is past its bound."""
+    """Print the line of a group, and return whether it exceeds its bound."""
     errors = [result.error for result in members]
     sides = [[e.error for e in members if held_out.is_held_out(e.row) is side] for side in (False, True)]
     fit, held = (f"{100 * float(np.mean(side)):6.2f} %" if side else "-" for side in sides)
     covered = sum(result.predicted is not None for result in members)
     mean, worst = float(np.mean(errors)), max(errors)
     bound = BOUNDS.get(name)
-    late = bound is not None and not (mean <= bound[0] and worst <= bound[1] and len(members) >= bound[2])
+    exceeds = bound is not None and not (mean <= bound[0] and worst <= bound[1] and len(members) >= bound[2])
     print(
         f"{name:34s} {len(members):5d} {covered:8d} {100 * mean:5.2f} % {100 * worst:5.1f} % {fit:>7s} {held:>9s}"
-        + "  PAST ITS BOUND" * late
+        + "  PAST ITS BOUND" * exceeds
     )
-    return late
+    return exceeds
 
 
 def verdicts(rows: Iterable[Mapping[str, str]]) -> int:
-    """Print how many completed runs are called oom and how many capacity OOMs ok; the number of both."""
+    """Print the completed runs with verdict oom and the capacity OOMs with verdict ok; return the number of both."""
     completed, wrong, missed = 0, [], []
     for row in rows:
         try:

@@ -1,8 +1,8 @@
-"""How well the planner predicts the published step times that its constants were fitted to: a table by group of rows.
+"""Compare predicted with published step times, to which the constants are fitted: a line per group of rows.
 
-`python benchmarks/accuracy_time.py FOLDER` reads `step_time.csv` there (benchmarks/reference);
-`benchmarks/planner_accuracy.py` prints the same table beside that of memory. `benchmarks/left_out.py` prints the errors
-on models and sources that the fit leaves out.
+`python benchmarks/accuracy_time.py FOLDER` reads `step_time.csv` of FOLDER (benchmarks/reference);
+`benchmarks/planner_accuracy.py` prints this table and that of memory. `benchmarks/left_out.py` prints the errors on
+models and sources that were held out of the fit.
 """
 
 from __future__ import annotations
@@ -34,35 +34,33 @@ BOUNDS = {
     "tuned, MoE": (0.125, 197),
     "tuned": (0.09, 419),
 }
-"""Of each group, the mean relative error that the test holds, and how many rows there are at least; a row that is
-called untuned, or a twin, is scored no more."""
+"""Group -> (maximum mean relative error, minimum number of rows), so that rows cannot leave the score unnoticed."""
 MOST_IMPOSSIBLE = 6
-"""Rows whose own numbers contradict each other, at most: a row that goes there is scored no more."""
+"""Maximum number of rows with contradictory numbers, which are not scored."""
 MOST_OF_PEAK = 0.9
-"""No run reaches more of it: a row that does contradicts itself."""
+"""MFU that no run reaches: the numbers of a row that does are contradictory."""
 REGRET, TAU = (0.02, 0.04), (0.9, 0.85)
-"""The same of the rankings: mean regret at most, mean Kendall tau at least."""
+"""(wanted, bound) of rankings: maximum mean regret, minimum mean Kendall tau."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row and what became of it."""
+    """A row with its measured and predicted value: step time in seconds, or memory in GiB."""
 
     row: Mapping[str, str]
     job: PlannedJob | None
     measured: float
-    """s"""
     predicted: float | None
-    """s; None = not covered."""
+    """None = not covered."""
 
     @property
     def error(self) -> float:
-        """Relative; a row that is not covered counts as 100 %."""
+        """Relative error; 1 for a row that is not covered."""
         return 1.0 if self.predicted is None else abs(self.predicted / self.measured - 1)
 
 
 def main(reference: Path) -> int:
-    """Print the tables. 1 when a group is past its bound."""
+    """Print the tables; return 1 if a group exceeds its bound."""
     results, impossible = read(reference / "step_time.csv")
     print(f"{'step time':30} rows  covered     mean    worst   bound  one constant")
     failed = 0
@@ -75,7 +73,7 @@ def main(reference: Path) -> int:
             continue
         mean = float(np.mean([result.error for result in members]))
         failed |= not (bound is None or mean <= bound) or len(members) < least
-        print(_line(name, members, bound, fixed))
+        print(_format_line(name, members, bound, fixed))
     regret, tau = ranking([result for result in results if result.row["release"] == "vTrain"])
     failed |= not (regret <= REGRET[1] and tau >= TAU[1] and len(impossible) <= MOST_IMPOSSIBLE)
     print(f"vTrain, choosing a layout: mean regret {regret:.2%} (wanted {REGRET[0]:.0%}),", end=" ")
@@ -89,10 +87,10 @@ def main(reference: Path) -> int:
 
 
 def read(path: Path, *, predict: bool = True) -> tuple[list[Result], list[str]]:
-    """The rows with a measured time and their predictions; and the labels of those whose own numbers contradict.
+    """Return the rows with a measured time and their predictions, and the labels of rows with contradictory numbers.
 
-    Twins of fitted rows (`held_out.TWIN`) are left out. Without `predict` the covered rows have a prediction of nan:
-    `fit_steptime.py` makes the constants that it takes.
+    Twins of fitted rows (`held_out.TWIN`) are omitted. Without `predict`, predictions are nan: `fit_steptime.py` fits
+    the constants that they need.
     """
     results, impossible = [], []
     for row in condense.read(path):
@@ -114,7 +112,7 @@ def read(path: Path, *, predict: bool = True) -> tuple[list[Result], list[str]]:
 
 
 def seconds(row: Mapping[str, str], job: PlannedJob) -> float | None:
-    """The measured step: printed, or from the printed throughput."""
+    """Return the measured step time of a row, from its time or throughput; None if it has neither."""
     if row["step_time_s"]:
         return float(row["step_time_s"])
     rate = float(row["tokens_per_s_per_gpu"] or 0)
@@ -122,13 +120,12 @@ def seconds(row: Mapping[str, str], job: PlannedJob) -> float | None:
 
 
 def is_scored(row: Mapping[str, str]) -> bool:
-    """Whether a row is of a tuned run of what the planner knows. A verification card says of a run that only shows that
-    it works that it is not tuned."""
+    """Return whether a row is a tuned run of a supported model; verification cards mark untuned, functional runs."""
     return "not tuned" not in row["notes"] and not condense.has_images(row)
 
 
 def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The table's groups; a row is in several."""
+    """Return group -> its rows; a row can be in several groups."""
     table: dict[str, list[Result]] = {name: [] for name in BOUNDS}
     for result in results:
         if result.row["release"] == "vTrain":
@@ -146,25 +143,26 @@ def groups(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def constant_baseline(results: Sequence[Result]) -> dict[str, float]:
-    """Errors of one constant FLOP rate per GPU, precision and dense or MoE, fitted as well as it can be; by row."""
+    """Return row ID -> error of the best constant MFU per GPU, precision, dense or MoE, and framework."""
     rates = defaultdict(list)
     for result in results:
         if result.job:
-            rates[_class(result.job)].append(float(steptime.mfu(result.job, result.measured)))
+            rates[_baseline_class(result.job)].append(float(steptime.mfu(result.job, result.measured)))
     errors = {}
     for result in results:
         if result.job:
-            guess = np.exp(np.median(np.log(rates[_class(result.job)])))
+            guess = np.exp(np.median(np.log(rates[_baseline_class(result.job)])))
             errors[result.row["id"]] = abs(float(steptime.mfu(result.job, result.measured)) / guess - 1)
     return errors
 
 
-def _class(job: PlannedJob) -> tuple[str, str, bool, bool]:
+def _baseline_class(job: PlannedJob) -> tuple[str, str, bool, bool]:
+    """Return the class of runs that share a constant MFU in the baseline."""
     return job.node.gpu.name, job.precision, job.model.is_moe, job.options.framework == "deepspeed"
 
 
 def ranking(results: Sequence[Result]) -> tuple[float, float]:
-    """Mean regret of the layout predicted fastest, and mean Kendall tau, over runs of one model, size and batch."""
+    """Return (mean regret of the layout predicted fastest, mean Kendall tau) over runs of one model, size and batch."""
     alike = defaultdict(list)
     for result in results:
         if result.predicted:
@@ -179,12 +177,13 @@ def ranking(results: Sequence[Result]) -> tuple[float, float]:
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
-    """Kendall's tau-b: agreeing pairs less disagreeing ones, over pairs that are not tied."""
+    """Return Kendall's tau-b: (concordant - discordant pairs) / untied pairs."""
     x, y = (np.sign(np.subtract.outer(v, v))[np.triu_indices(len(v), 1)] for v in (a, b))
     return float((x * y).sum() / np.sqrt((x != 0).sum() * (y != 0).sum()))
 
 
-def _line(name: str, members: Sequence[Result], bound: float | None, fixed: Mapping[str, float]) -> str:
+def _format_line(name: str, members: Sequence[Result], bound: float | None, fixed: Mapping[str, float]) -> str:
+    """Format the line of a group."""
     covered = [result for result in members if result.predicted is not None]
     mean, worst = np.mean([e.error for e in members]), max(e.error for e in members)
     base = np.mean([fixed[e.row["id"]] for e in covered]) if covered else float("nan")

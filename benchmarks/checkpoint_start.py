@@ -1,10 +1,10 @@
-"""How long a start takes to decide what it resumes from: 32,768 files, and a file system that takes 1 ms for each call.
+"""Measure how long a job needs to select the checkpoint from which it resumes: 32,768 files, 1 ms per file-system call.
 
-A checkpoint as 16,384 ranks of 2,048 nodes leave it (two files a rank, a part of the manifest a node), small files, on
-the local disk. Every call to the file system (open, fstat, stat, read, listing, close) takes a millisecond longer. 64
-nodes look: their shares run one after another on this machine, and the slowest counts, added to what the first node
-does alone. Not in it: the second or two in which Slurm starts a step. Exit code 1 where it takes longer than the
-target, a file is looked at more than once, or the decision is wrong.
+The checkpoint is like one of 16,384 ranks on 2,048 nodes (two files per rank, a part of the manifest per node), with
+small files on the local disk. Each file-system call (open, fstat, stat, read, listing, close) takes a millisecond
+longer. 64 nodes verify it: their shares run sequentially on this machine, and the result is the time of the slowest
+plus that of the first node alone, without the one or two seconds in which Slurm starts a step. The exit code is 1 if
+the time exceeds the target, a file is read more than once, or the decision is wrong.
 
     python -m benchmarks.checkpoint_start [--ranks 16384] [--nodes 64]
 """
@@ -36,7 +36,7 @@ RANKS_PER_NODE = 8
 
 
 class SlowFileSystem:
-    """Makes every call take LATENCY_S longer, and counts the calls and the files that they are for."""
+    """Delays every file-system call by LATENCY_S, and counts the calls by function and file."""
 
     def __init__(self) -> None:
         self.calls: collections.Counter[str] = collections.Counter()
@@ -47,8 +47,8 @@ class SlowFileSystem:
 
     def __enter__(self) -> SlowFileSystem:
         for name, real in self._real.items():
-            setattr(os, name, self._slowed(name, real))
-        io.open = self._slowed("open", self._open)
+            setattr(os, name, self._delay(name, real))
+        io.open = self._delay("open", self._open)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,8 +56,10 @@ class SlowFileSystem:
             setattr(os, name, real)
         io.open = self._open
 
-    def _slowed(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def slowed(*args: Any, **named: Any) -> Any:
+    def _delay(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `real` with a delay and a counter."""
+
+        def delayed(*args: Any, **named: Any) -> Any:
             time.sleep(LATENCY_S)
             with self._lock:
                 self.calls[name] += 1
@@ -65,11 +67,11 @@ class SlowFileSystem:
                     self.of_file[name, str(args[0])] += 1
             return real(*args, **named)
 
-        return slowed
+        return delayed
 
 
 def write(folder: Path, ranks: int) -> None:
-    """The checkpoint, with its complete manifest."""
+    """Write the checkpoint of `ranks` ranks, with its complete manifest."""
     made.write(folder, files=0, step=50)
     weights = folder / "weights"
     names = [f"__{rank}_{number}.distcp" for rank in range(ranks) for number in (0, 1)]
@@ -87,7 +89,7 @@ def write(folder: Path, ranks: int) -> None:
 
 
 class Nodes:
-    """Stands in for the job's step with a task on every node: the shares one after another, each timed by itself."""
+    """Replaces the job step with a task per node: runs the shares sequentially, and measures the time of each."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -96,19 +98,19 @@ class Nodes:
         checkpoint, shares, bytes_ = Path(command[2]), Path(command[3]), int(command[4])
         lines = {}
         for node in range(nodes):
-            began = time.monotonic()
+            start = time.monotonic()
             own = shared_reading.read_share(shares, node)
             lines[node] = [json.dumps(shared_reading._check_here(checkpoint, own, bytes_))]
-            self.seconds.append(time.monotonic() - began)
+            self.seconds.append(time.monotonic() - start)
         return lines, 0
 
 
 def measure(checkpoints: Path, reader: resume.Examine, files: int) -> tuple[float, bool]:
-    """Seconds of a decision, with what it called printed; whether it is right and looked at each file once."""
+    """Print the calls of a decision, and return (its seconds, whether it is right and opened each file once)."""
     with SlowFileSystem() as slow:
-        began = time.monotonic()
+        start = time.monotonic()
         decided = resume.newest_usable(checkpoints, reader)
-        took = time.monotonic() - began
+        took = time.monotonic() - start
     shards = {key: count for key, count in slow.of_file.items() if key[1].endswith(".distcp")}
     most = max(shards.values(), default=0)
     calls = ", ".join(f"{count:,} {name}" for name, count in slow.calls.most_common())
@@ -117,10 +119,10 @@ def measure(checkpoints: Path, reader: resume.Examine, files: int) -> tuple[floa
 
 
 def main() -> int:
-    """Write, decide, print; the exit code."""
+    """Write the checkpoint, measure the decision and print it; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=16384)
-    parser.add_argument("--nodes", type=int, default=64, help="that look; the ranks have more")
+    parser.add_argument("--nodes", type=int, default=64, help="number of nodes that verify the checkpoint")
     options = parser.parse_args()
     files = 2 * options.ranks
     with tempfile.TemporaryDirectory(prefix="checkpoint_start-") as scratch:

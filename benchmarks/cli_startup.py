@@ -1,6 +1,6 @@
-"""How long `recipes --help` takes, cold, beside `nemo --help` in the same run. Target: 0.3 s.
+"""Measure the wall time of `recipes --help` with a cold page cache, and of `nemo --help`. Target: 0.3 s.
 
-By the clock, as a user waits; the CPU time beside it tells a slow start from a busy machine.
+The CPU time, which is also printed, distinguishes a slow start from a busy machine.
 """
 
 import os
@@ -16,7 +16,7 @@ RUNS = 7
 
 
 def seconds(command: list[str], runs: int) -> list[float]:
-    """Wall time of each run, with the command's own bytecode evicted from nothing: a fresh process each."""
+    """Return the wall time of each of `runs` processes of a command."""
     times = []
     for _ in range(runs):
         start = time.perf_counter()
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def cpu_seconds() -> float:
-    """CPU time of all commands until now."""
+    """Return the CPU time of all child processes so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,9 +1,10 @@
-"""Raw tables of published figures as those of benchmarks/reference: `python benchmarks/condense.py RAW.csv OUT.csv`.
+"""Convert raw tables of published runs for benchmarks/reference: `python benchmarks/condense.py RAW.csv OUT.csv`.
 
-A raw table has what its sources print. What a source leaves unsaid because all its runs share it stands in its launch
-scripts, cited here; this writes it into the columns that `recipes predict` reads, so that a table says by itself what
-was run. Nothing here looks at a row's id or its figures. `held_out` marks the fifth of the configurations that nothing
-is fitted on: it follows from what the source prints, by hash, and so stays as it is; `twin` = neither (held_out.py).
+A raw table contains the values that its sources print. Settings that all runs of a source share are in its launch
+scripts, which are cited here; this module writes them to the columns that `recipes predict` reads, so that a table
+describes its runs completely. It uses neither a row's id nor its measurements. `held_out` marks the fifth of the
+configurations to which nothing is fitted; it is a hash of the printed values, and therefore stable. `twin` = neither
+fitted nor held out (held_out.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import held_out
 
 from superpod.planner import hardware, models
+from superpod.planner.calibration import releases
 from superpod.planner.formats import megatron_args
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.tables import published
@@ -38,7 +40,7 @@ CI_ARGUMENTS = {
     "multi-latent-attention": {"q-lora-rank": "1536", "kv-lora-rank": "512", "moe-layer-freq": "([0]*1+[1]*15)"},
     "moe-ffn-hidden-size": {"moe-grouped-gemm": "true"},
 }
-"""Arguments of CI cases that rows do not list: of all, and of those whose flags have the key."""
+"""Arguments of CI cases that rows do not list: "" = of all cases, else of those whose flags contain the key."""
 
 CI_CASES = {
     r"_uneven_pipeline": {"decoder-first-pipeline-num-layers": "2", "decoder-last-pipeline-num-layers": "2"},
@@ -51,87 +53,86 @@ CI_CASES = {
     r"^deepseek_proxy": {"q-lora-rank": "256", "kv-lora-rank": "128", "moe-layer-freq": "([0]*3+[1]*5)"},
     r"^(?!.*experts).*nondeterministic|cross_entropy_loss_fusion|memory_speed": {"deterministic-mode": "false"},
 }
-"""Arguments that the names of CI cases stand for; `vp1` counts layers of a virtual stage, not stages."""
+"""Pattern of a CI case's name -> its arguments; `vp1` is the number of layers per virtual stage."""
 
 SC21_BATCHES = {
     **{24: (16, 1), 30: (16, 1), 36: (16, 1), 40: (8, 1), 48: (4, 1)},
     **{60: (2, 3), 80: (2, 2), 96: (1, 2), 105: (1, 3), 128: (1, 1)},
 }
-"""Micro-batch and chunks per stage of arXiv:2104.04473 Table 1, by its layers: Megatron-LM examples/sc21."""
+"""Layers -> (micro-batch size, chunks per stage) in arXiv:2104.04473 Table 1: Megatron-LM examples/sc21."""
 GROK_LAYERS = ((8, 2), (16, 4), (32, 4), (64, 8), (128, 16), (256, 32))
-"""dgxc-benchmarking grok1/README_314b.md cuts the model on few GPUs: (at most so many GPUs, layers); above, all 64."""
+"""(maximum GPUs, layers) in dgxc-benchmarking grok1/README_314b.md, which truncates the model of 64 layers."""
 
 PRESETS = Path(__file__).parent / "reference" / "presets.csv"
-"""What a run's own scripts or log say and its table does not print: presets of Megatron-Bridge's
-scripts/performance/configs and configurations of MLPerf's submissions. That line fits whose patterns match a row first;
-`run` is looked for in its source, and is blank for Megatron-Bridge's tables. `ran`: columns that its table prints of
-another run's precision, or not at all."""
+"""Settings in a run's scripts or log that its table does not print: presets of Megatron-Bridge's
+scripts/performance/configs and configurations of MLPerf's submissions. The first line whose patterns match a row
+applies; `run` matches the row's source, and is blank for Megatron-Bridge's tables. `ran`: columns that replace those of
+the table, which prints them for a different precision or not at all."""
 PRESET_FOR = ("task", "model", "gpu", "precision", "mbs", "pp")
 DROPPED = ("case", "schedule", "model_as_printed", "tflops_per_gpu", "size", "zero")
-"""Columns of raw tables that nothing reads once a row is condensed."""
+"""Columns of raw tables that condensed tables do not need."""
 NANOTRON = "nanotron"
 
 
 def condense(row: Row, *, kind: str = "time") -> dict[str, str]:
-    """A raw row in the columns of benchmarks/reference. `kind`: the table that it is of, of `held_out.BY`."""
+    """Convert a raw row to the columns of benchmarks/reference. `kind`: its table, `memory` or `time`."""
     row = {key: (value or "").strip() for key, value in row.items()}
-    drawn = "yes" if held_out.drawn(row, kind) else ""
+    is_held_out = "yes" if held_out.is_selected(row, kind) else ""
     if NANOTRON in row.get("release", ""):
-        return _of_job(row, published.job(row))
+        return _replace_flags(row, published.job(row))
     if "in parentheses" in row.get("notes", "") and hardware.precision(row["precision"]) == "fp8":
-        # NeMo 25.09's tables have two columns: those in parentheses are scaled by blocks, on Blackwell MXFP8
+        # NeMo 25.09's tables have two columns: those in parentheses use blockwise scaling, on Blackwell MXFP8
         row["precision"] = "mxfp8" if "mxfp8" in hardware.node(gpu(row)).gpu.precisions else "fp8bw"
     blanks = {key: str(value) for key, value in usual(row).items()}
-    whole = {**row, **{key: row.get(key) or value for key, value in blanks.items()}, **_shape(row)}
+    complete = {**row, **{key: row.get(key) or value for key, value in blanks.items()}, **_shape(row)}
     known = preset(row)
-    whole |= dict(word.split("=") for word in known["ran"].split())
-    whole["gpu"], whole["gpus"] = gpu(row), row.get("gpus") or ("8" if is_ci(row) else "")
-    whole["options"] = _last_of_each(options_text(_trained_in(row, options(row))), known["options"])
+    complete |= dict(word.split("=") for word in known["ran"].split())
+    complete["gpu"], complete["gpus"] = gpu(row), row.get("gpus") or ("8" if is_ci(row) else "")
+    complete["options"] = _merge_options(options_text(_without_fp8_options(row, options(row))), known["options"])
     if is_ci(row):
-        whole["release"] = "mcore 0.11" if "dracooci" in row["source"] else "mcore main"
+        complete["release"] = "mcore 0.11" if "dracooci" in row["source"] else "mcore main"
     if row.get("flags") or is_ci(row):
-        whole["flags"] = "; ".join(f"{name}={value}" for name, value in arguments(row).items())
-    whole["recompute"], whole["layout"] = recomputed(row, whole.get("recompute", ""))
-    # a verification card names what its recipe recomputes, not what its run did
-    whole["recompute"] = known["recompute"] or whole["recompute"]
+        complete["flags"] = "; ".join(f"{name}={value}" for name, value in arguments(row).items())
+    complete["recompute"], complete["layout"] = recompute_columns(row, complete.get("recompute", ""))
+    # A verification card lists the recomputation of its recipe, not of its run.
+    complete["recompute"] = known["recompute"] or complete["recompute"]
     if is_fsdp2(row):
-        whole["fsdp"] = row.get("fsdp") or "1"
-    return {**whole, "held_out": drawn}
+        complete["fsdp"] = row.get("fsdp") or "1"
+    return {**complete, "held_out": is_held_out}
 
 
 def has_images(row: Row) -> bool:
-    """Whether a row trains a vision tower beside the language model, which the planner does not know: by its recipe's
-    name, or of a model of which Megatron-Bridge has no other recipe."""
+    """Return whether a row also trains a vision encoder, which the planner does not support: by the name of its recipe,
+    or for models of which Megatron-Bridge has no other recipe."""
     text = " ".join(row.get(key) or "" for key in ("notes", "outcome", "source"))
     return bool(re.search(r"_vl_|model_verification_cards/(gemma-4|qwen3\.8)", text))
 
 
 def contradicts(job: PlannedJob) -> bool:
-    """Whether a row's numbers cannot all be true: its batch is less than a micro-batch a rank."""
+    """Return whether a row's numbers are contradictory: its batch is smaller than a micro-batch per rank."""
     return job.layout.gbs < job.layout.mbs * job.dp
 
 
 def is_ci(row: Row) -> bool:
-    """Whether a row is one of Megatron-LM's functional tests."""
+    """Return whether a row is one of Megatron-LM's functional tests."""
     return CI in (row.get("framework") or "")
 
 
 def is_fsdp2(row: Row) -> bool:
-    """Whether a row is of torchtitan or NeMo Automodel: PyTorch's FSDP2, which shards everything."""
+    """Return whether a row is from torchtitan or NeMo Automodel, which use PyTorch's FSDP2 (ZeRO-3)."""
     text = (row.get("framework") or "") + (row.get("source") or "") + (row.get("unit") or "")
     return "torchtitan" in text or "Automodel" in text
 
 
 def gpu(row: Row) -> str:
-    """The GPU of a row. Where it names none: CI's runs for long-term support are on DGX A100, MXFP8 is Blackwell's, the
-    rest are H100. torchtitan's H100s are not the usual ones: 96 GB at 500 W (its benchmark pages), in hardware.toml.
-    """
-    name = row.get("gpu") or _unnamed(row)
+    """Return the GPU of a row; torchtitan's H100s have 96 GB and 500 W (its benchmark pages), see hardware.toml."""
+    name = row.get("gpu") or _default_gpu(row)
     special = name.startswith("h100-96gb") or ("llama3_h100_202412" in (row.get("source") or "") and "h100" in name)
     return "h100_96gb" if special else name
 
 
-def _unnamed(row: Row) -> str:
+def _default_gpu(row: Row) -> str:
+    """Return the GPU of a row that names none: A100 in CI's long-term-support runs, GB200 for MXFP8, else H100."""
     if not is_ci(row):
         return "gb200" if re.search(r"MXFP8|fp8-mx|nvfp4", row.get("precision") or "", re.I) else "h100-80gb"
     golden = (row.get("source") or "").rsplit("/", 1)[-1]
@@ -139,9 +140,9 @@ def _unnamed(row: Row) -> str:
 
 
 def arguments(row: Row) -> dict[str, str]:
-    """Megatron-LM arguments of a row, with those that its source always gives.
+    """Return the Megatron-LM arguments of a row, with those that its source always sets.
 
-    Runs on the cluster dracooci are older than the cases' choice of an attention backend: flash attention was off.
+    Runs on the cluster dracooci predate the attention backend of the cases: flash attention was disabled.
     """
     flags = megatron_args.parse(row.get("flags") or "")
     if not is_ci(row):
@@ -158,21 +159,20 @@ def arguments(row: Row) -> dict[str, str]:
 
 
 def _shape(row: Row) -> dict[str, str]:
-    """The model as the source runs it, where it differs from the published one; else what the row prints.
+    """Return the shape columns of a row: the model of its source where it differs from the named model.
 
     SimuMax's Llama 405B has 16 key-value heads (run_pretrain_llama3.sh, num_query_groups), and its DeepSeeks one dense
     layer (run_pretrain_deepseekv2.sh, MOE_LAYER_FREQ). MLPerf trains Llama 405B with Mixtral's tokenizer of 32,000
     (mlcommons/training large_language_model_pretraining/nemo). vTrain's nodes do not pad the vocabulary: the head's
-    time is that of 50,257 rows in tp parts (src/model/gpt_modeling.py).
+    time is that of 50,257 rows in tp shards (src/model/gpt_modeling.py).
     """
     if row["model"] in ("gpt", "moe"):
         if not is_vtrain_node(row):
             return {}
         tp = _size(row, "tp") or 1
         return {"vocab": str(50257 // tp * tp), "vocab_divisible_by": "1"}
-    printed: dict[str, str] = dict.fromkeys(
-        ("hidden", "ffn", "heads", "kv_heads", "vocab"), ""
-    )  # the named model's own
+    # Blank columns have the values of the named model.
+    printed: dict[str, str] = dict.fromkeys(("hidden", "ffn", "heads", "kv_heads", "vocab"), "")
     if row["model"] not in models.names():
         return printed
     model = models.find(row["model"])
@@ -186,13 +186,10 @@ def _shape(row: Row) -> dict[str, str]:
 
 
 def options(row: Row) -> dict[str, Any]:
-    """Fields of `Options` that a source sets."""
+    """Return the fields of `Options` that the source of a row sets."""
     framework, release = row.get("framework") or "", row.get("release") or ""
-    dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
-    unfused = {"attention": "unfused", "impl": "local", "fused_loss": False, "overlap_tp": False}
-    serial = {"overlap_grads": False, "overlap_params": False}
     if release == "vTrain":
-        return {"framework": "deepspeed", **unfused, **dropout, **serial}
+        return {"framework": "deepspeed", **releases.UNFUSED, **releases.DROPOUT, **releases.NO_OVERLAP}
     if is_fsdp2(row):
         kind = {"grads": "bf16", "moments": "bf16"} if "Automodel" in (row.get("source") or "") else {}
         return {"framework": "fsdp2", "fused_loss": False, **kind, "deepep": "DeepEP" in row.get("notes", "")}
@@ -202,60 +199,56 @@ def options(row: Row) -> dict[str, Any]:
     if is_ci(row):
         return {}
     if _mlperf(row):
-        # training_results_v5.0, NVIDIA's llama31_405b and llama2_70b_lora: FP8 parameters, gradients reduced in BF16,
-        # LoRA of rank 16 on attention only
-        lora = {"lora_rank": 16, "lora_dropout": 0.1, "lora_targets": ("linear_qkv", "linear_proj")}
-        return {"fp8_params": True, "grads": "bf16", "loss_impl": "te", **lora}
+        return dict(releases.find("MLPerf", release).options)
     if "sail-sg" in framework:
-        # Megatron's dropout. arXiv:2401.10241, of 2023: no flash attention. 2411.05288: 16 bytes a parameter (what the
-        # vocabulary adds in its Table 5), so gradients in BF16; 18 in its artifact
+        # Megatron's dropout. arXiv:2401.10241, of 2023: no flash attention. 2411.05288: 16 bytes per parameter (those
+        # of the vocabulary in its Table 5), so gradients in BF16; 18 in its artifact
         source = row.get("source") or ""
         more = {"attention": "unfused"} if "2401.10241" in source else {}
         more |= {"grads": "bf16"} if "2411.05288" in source else {}
-        return {"fused_loss": False, **dropout, **more}
+        return {"fused_loss": False, **releases.DROPOUT, **more}
     if "Megatron-Bridge" in framework + (row.get("source") or "") or re.match(r"NeMo|tag v", release):
-        # scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, grad_reduce_in_fp32 off, the loss of
-        # Transformer Engine (set_primary_perf_configs), LoRA of queries, keys and values only (llama3_70b_lora_config)
-        return {"fp8_params": True, "grads": "bf16", "loss_impl": "te", "lora_targets": ("linear_qkv",)}
+        return dict(releases.PERFORMANCE)
     if release in ("SC21", "Korthikanti22"):  # Megatron-LM of 2021 and 2022, before flash attention
-        return {**unfused, **dropout, **serial}
+        return {**releases.UNFUSED, **releases.DROPOUT, **releases.NO_OVERLAP}
     return {}
 
 
-def _trained_in(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without what a source does in FP8 only, where the row is in another precision."""
+def _without_fp8_options(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those for FP8 if the row has another precision."""
     plain = hardware.precision(row.get("precision") or "bf16") in hardware.PLAIN
     return {key: value for key, value in values.items() if key != "fp8_params" or not plain}
 
 
 def options_text(values: Mapping[str, Any]) -> str:
-    """Options as `--option` and the column `options` read them."""
+    """Format options for `--option` and the column `options`, without defaults."""
     known = {f.name: f.default for f in fields(Options)}
-    return ",".join(f"{key}={_word(value)}" for key, value in values.items() if value != known[key])
+    return ",".join(f"{key}={_format_value(value)}" for key, value in values.items() if value != known[key])
 
 
-def _last_of_each(*texts: str) -> str:
-    """Texts of options as one: what a later one says of an option counts."""
+def _merge_options(*texts: str) -> str:
+    """Join texts of options; a later text overrides the options of an earlier one."""
     words = [word for text in texts for word in text.split(",") if word]
     return ",".join({word.partition("=")[0]: word for word in words}.values())
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """Format the value of an option."""
     if isinstance(value, bool):
         return str(value).lower()
     return "+".join(value) if isinstance(value, tuple) else str(value)
 
 
-def recomputed(row: Row, printed: str) -> tuple[str, str]:
-    """The columns `recompute` and `layout`: tuned runs recompute what does not fit, and tables do not print it."""
+def recompute_columns(row: Row, printed: str) -> tuple[str, str]:
+    """Return the columns `recompute` and `layout`; tuned runs recompute as needed, which tables do not print."""
     layout = "sp=false" if "no SP" in printed or row.get("release") == "vTrain" else ""
     tuned = bool(row.get("release")) or is_fsdp2(row)
     return ("auto" if tuned and not printed else printed.replace(" (no SP)", "")), layout
 
 
 def preset(row: Row) -> Row:
-    """The line of `PRESETS` that a row was run with; an empty one for rows of other software."""
-    fits = (line for line in _presets() if _fits(line, row))
+    """Return the line of `PRESETS` that applies to a row; a blank one if none does."""
+    fits = (line for line in _presets() if _matches(line, row))
     return next(fits, dict.fromkeys(("recompute", "options", "ran"), ""))
 
 
@@ -265,7 +258,8 @@ def _presets() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _fits(line: Row, row: Row) -> bool:
+def _matches(line: Row, row: Row) -> bool:
+    """Return whether a line of `PRESETS` applies to a row."""
     source, release = row.get("source") or "", row.get("release") or ""
     bridge = "Megatron-Bridge" in source or "NeMo 25.09" in release
     ran = re.search(line["run"], source) if line["run"] else bridge
@@ -274,10 +268,10 @@ def _fits(line: Row, row: Row) -> bool:
 
 
 def is_vtrain_node(row: Row) -> bool:
-    """Whether a row is of vTrain's single-node runs: nothing recomputed, and a vocabulary that is not padded.
+    """Return whether a row is a single-node run of vTrain: without recomputation, with an unpadded vocabulary.
 
-    Their configurations say `use_checkpoint` for all stages but the last, but the last one's layers take as long as
-    the others'. The head's time at TP 1, where 50,257 rows are an odd number, is 2.5 to 4.7 times that at TP 2.
+    Their configurations set `use_checkpoint` for all stages except the last, but the layers of the last stage take as
+    long as the others. The head's time at TP 1, where 50,257 rows are an odd number, is 2.5 to 4.7 times that at TP 2.
     """
     return row.get("release") == "vTrain" and _size(row, "gpus") <= 8
 
@@ -287,13 +281,13 @@ def _mlperf(row: Row) -> bool:
 
 
 def _size(row: Row, key: str) -> int:
-    """A field's number, or 0 where it is none."""
+    """Return the integer in a column, or 0 if it has none."""
     text = row.get(key) or ""
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def usual(row: Row) -> Mapping[str, int | str]:
-    """Fields of a row that leaves them blank. MLPerf's Llama 70B LoRA runs 8,192 tokens over cp 8."""
+    """Return column -> usual value of a row's source, for blank cells."""
     source, release = row.get("source") or "", row.get("release") or ""
     if _mlperf(row) and row.get("task") == "lora":
         return {"seq": 8192, "cp": 8}
@@ -306,14 +300,14 @@ def usual(row: Row) -> Mapping[str, int | str]:
     if release == "vTrain" and not is_vtrain_node(row):
         return {"recompute": "full"}
     if release.startswith("NeMo 24.07") and row.get("task") != "pretrain" and _size(row, "pp") > 1:
-        # the table of fine-tuning has no column for it; that of pre-training has one layer a chunk
+        # the table of fine-tuning has no column for it; that of pretraining has one layer per chunk
         return {"vp": models.find(row["model"]).layers // _size(row, "pp")}
     if re.search(r"NeMo 2(5\.(09|1)|6)|verification card", release) or "Megatron-Bridge" in source:
         # Megatron-Bridge, scripts/performance/configs: expert_tensor_parallel_size=1 in every preset; Nemotron 3's
         # sequences are of 8,192 tokens
         return {"etp": 1} | ({"seq": 8192} if (row.get("model") or "").startswith("nemotron3") else {})
     if "dgxc" in source and row.get("model") == "nemotron4_340b" and _size(row, "pp") > 1:
-        return {"vp": 12}  # the recipe's; a README of one release leaves it out
+        return {"vp": 12}  # from the recipe; the README of one release omits it
     if "dgxc" in source and row.get("model") == "grok1_314b" and "h100" in (row.get("gpu") or ""):
         return {"layers": next((n for gpus, n in GROK_LAYERS if _size(row, "gpus") <= gpus), 64)}
     if "2401.10241" in source:
@@ -322,38 +316,38 @@ def usual(row: Row) -> Mapping[str, int | str]:
     return {}
 
 
-def _of_job(row: Row, job: PlannedJob) -> dict[str, str]:
-    """A row whose arguments of Megatron-LM stand for its job: the same in columns, and shorter."""
+def _replace_flags(row: Row, job: PlannedJob) -> dict[str, str]:
+    """Return a row with its Megatron-LM arguments replaced by columns for the same job."""
     gpt = published.job({"model": "gpt", **{key: row[key] for key in ("layers", "hidden", "heads")}}).model
     same = ("layers", "hidden", "heads", "ffn", "kv_heads", "vocab")
     shape = {key: getattr(job.model, key) for key in published.SHAPE if key not in same}
-    differs = {key: _word(value) for key, value in shape.items() if value != getattr(gpt, key)}
+    differs = {key: _format_value(value) for key, value in shape.items() if value != getattr(gpt, key)}
     changed = {f.name: getattr(job.options, f.name) for f in fields(Options) if f.name != "release"}
     layout = f"sp={str(job.layout.sp).lower()},sharding={job.layout.sharding}"
     return {**row, **differs, "options": options_text(changed), "layout": layout, "flags": "", "held_out": ""}
 
 
 def condensed(rows: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """A raw table's rows in the columns of benchmarks/reference, those that stay empty left out."""
+    """Yield the rows of a raw table in the columns of benchmarks/reference, without empty columns."""
     kind = "memory" if "allocated_gib" in rows[0] else "time"
-    whole = [condense(row, kind=kind) for row in rows]
+    complete = [condense(row, kind=kind) for row in rows]
     if kind == "time":  # nothing is fitted to memory
-        held_out.name_twins(whole)
-    names = dict.fromkeys(key for row in whole for key in row)
-    used = [key for key in names if key == "held_out" or any(row.get(key) for row in whole)]
+        held_out.mark_twins(complete)
+    names = dict.fromkeys(key for row in complete for key in row)
+    used = [key for key in names if key == "held_out" or any(row.get(key) for row in complete)]
     kept = [key for key in used if key not in DROPPED]
-    return ({key: row.get(key, "") for key in kept} for row in whole)
+    return ({key: row.get(key, "") for key in kept} for row in complete)
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, of a raw one condensed: so that both can be scored."""
+    """Return the rows of a table, condensed if it is a raw table."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return rows if not rows or "held_out" in rows[0] else list(condensed(rows))
 
 
 def main(raw: Path, out: Path) -> int:
-    """The command."""
+    """Condense the table `raw` to `out`; return the exit code."""
     rows = read(raw)
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

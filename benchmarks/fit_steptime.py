@@ -1,10 +1,9 @@
-"""Fit the constants of the time model to published step times, and write `planner/data/calibration/*.toml`.
+"""Fit the constants of the time model to published step times, and write `planner/data/calibration.toml`.
 
-`python benchmarks/fit_steptime.py benchmarks/reference` (needs scipy; a minute). Least squares of the log of
-predicted over measured time, robust (Cauchy: an odd row does not bend the rest), every constant held to its prior by a
-stated width: with 450 tuned rows for so many constants, a constant that the rows do not speak about stays where it
-was. Rows of the hold-out are left out. A constant is the product of factors: for all, for a GPU generation, a GPU, a
-precision, a software era, a class of runs; the files hold the products of one GPU.
+`python benchmarks/fit_steptime.py benchmarks/reference` (needs scipy; takes a minute). Minimizes the squared log of
+predicted / measured time with a Cauchy loss, so that outliers have little weight, and a Gaussian prior per constant: a
+constant that the rows do not determine stays at its prior. A constant is the product of factors: for all runs, a GPU
+generation, a precision, a software release, a class of runs.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from superpod.planner.timing import step_cost, steptime
 
 Array = NDArray[np.float64]
 NOISE = 0.03
-"""Relative; of a published figure, and of the model."""
-ODD = 2.0
-"""From so many times the noise on, a row counts as odd."""
+"""Relative noise of published times and of the model."""
+OUTLIER = 2.0
+"""Multiple of the noise from which a row is an outlier."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One number to fit: a constant's factor for the rows of a scope."""
+    """A number to fit: the factor of a constant for the rows of a selector."""
 
     constant: str
     selector: str
-    """Of `calibration.selectors`; "" = all rows."""
+    """One of `calibration.selectors`; "" = all rows."""
     width: float
-    """Of the prior, in log; its mean is 0."""
+    """Standard deviation of the prior of the factor's log; its mean is 0."""
     rows: Array
     """1 where it applies; of `power` the exponent."""
 
 
 class Fit:
-    """The rows, the factors, and the model between them."""
+    """The rows and the factors to fit to them."""
 
     def __init__(self, results: Sequence[Result]) -> None:
         self.results = [result for result in results if result.job]
@@ -61,14 +60,15 @@ class Fit:
         single = np.array(
             [result.row["release"] == "vTrain" and int(result.row["gpus"]) <= 8 for result in self.results]
         )
-        self.weight = np.where(single, 0.5, 1.0)  # 534 of one machine beside 470 of all others
+        self.weight = np.where(single, 0.5, 1.0)  # 534 rows of one machine, 470 of all others
         self.names = list(START)
-        self.factors = list(self._factors())
+        self.factors = list(self._create_factors())
         self.column = np.array([self.names.index(f.constant) for f in self.factors])
         self.masks = np.array([f.rows for f in self.factors])
         self.widths = np.array([f.width for f in self.factors])
 
-    def _factors(self) -> Iterator[Factor]:
+    def _create_factors(self) -> Iterator[Factor]:
+        """Yield the factors in COMMON and FACTORS."""
         for constant, width in COMMON.items():
             yield Factor(constant, "", width, np.ones(len(self.jobs)))
         chosen = [calibration.selectors(job) for job in self.jobs]
@@ -80,7 +80,7 @@ class Fit:
                 yield Factor(constant, selector, width, rows)
 
     def constants(self, x: Array, bumped: int = -1) -> dict[str, Array]:
-        """The constants of every row; the log of one of them a little higher, for the derivative."""
+        """Return name -> constant of each row; the log of constant `bumped` is increased by 1e-4, for derivatives."""
         values = {}
         for i, name in enumerate(self.names):
             mine = self.column == i
@@ -89,13 +89,13 @@ class Fit:
         return calibration.bounded(calibration.with_hops(values))
 
     def logs(self, x: Array, bumped: int = -1) -> Array:
-        """The log of every row's predicted seconds."""
+        """Return the log of the predicted step time of each row."""
         return np.log(sum(steptime.price(self.step_cost, self.constants(x, bumped)).values()))
 
     def run(self, start: Array | None = None) -> Array:
-        """The factors' logs. From a wide loss, which finds the way, to a narrow one, which ignores odd rows.
+        """Return the logs of the fitted factors: first with a soft loss, which converges, then with a Cauchy loss.
 
-        The loss is of the rows only: priors pull the harder the farther a factor goes.
+        The robust loss applies only to rows; priors are quadratic.
         """
         x = np.array([BEGIN.get((f.selector, f.constant), 0.0) for f in self.factors])
         stages = ((_soft, 25), (_cauchy, 120))
@@ -111,13 +111,13 @@ class Fit:
         return x
 
     def _residuals(self, x: Array, loss: Loss) -> tuple[Array, Array]:
-        """Of the fitted rows and of the factors, in units of noise and of priors; the slope of the rows' loss."""
+        """Return (residuals of fitted rows and of priors, derivatives of the rows' loss)."""
         rows = (self.logs(x) - np.log(self.measured)) / NOISE * self.weight
-        bent, slope = loss(rows[self.fitted] / ODD)
-        return np.concatenate([ODD * bent, x / self.widths]), slope
+        bent, slope = loss(rows[self.fitted] / OUTLIER)
+        return np.concatenate([OUTLIER * bent, x / self.widths]), slope
 
     def _jacobian(self, x: Array, loss: Loss) -> Array:
-        """Each row depends on its own constants only: one evaluation per constant, not per factor."""
+        """Return the Jacobian of the residuals, from one evaluation per constant instead of one per factor."""
         start = self.logs(x)
         slopes = {i: (self.logs(x, i) - start) / 1e-4 for i in np.unique(self.column)}
         every = np.array([slopes[i] for i in self.column])
@@ -126,24 +126,24 @@ class Fit:
 
 
 Loss: TypeAlias = Callable[[Array], tuple[Array, Array]]
-"""Residuals bent so that their squares are a robust loss, and the slope of that."""
+"""Returns (residuals whose squares are a robust loss, derivatives)."""
 
 
 def _soft(z: Array) -> tuple[Array, Array]:
-    """Squares near 0, distances far away."""
+    """Return a loss that is quadratic near 0 and linear far away; see `Loss`."""
     root = np.sqrt(1 + z**2)
     bent = np.sqrt(2 * (root - 1))
     return np.copysign(bent, z), np.where(bent > 1e-6, np.abs(z) / root / np.maximum(bent, 1e-6), 1.0)
 
 
 def _cauchy(z: Array) -> tuple[Array, Array]:
-    """Squares near 0, logarithms far away."""
+    """Return a loss that is quadratic near 0 and logarithmic far away; see `Loss`."""
     bent = np.sqrt(np.log1p(z**2))
     return np.copysign(bent, z), np.where(bent > 1e-6, np.abs(z) / (1 + z**2) / np.maximum(bent, 1e-6), 1.0)
 
 
-def text(fit: Fit, x: Array) -> str:
-    """Return `calibration.toml`, with the number of rows that each factor was fitted to."""
+def format_toml(fit: Fit, x: Array) -> str:
+    """Return the text of `calibration.toml`, with the number of rows to which each factor was fitted."""
     logs = {(f.selector, f.constant): float(value) for f, value in zip(fit.factors, x, strict=True)}
     rows = {f.selector: int(((f.rows != 0) & fit.fitted).sum()) for f in fit.factors}
     lines = [*HEAD, "[constants]"]
@@ -166,7 +166,7 @@ HEAD = (
 def main(reference: Path) -> int:
     """Fit the constants to all rows, write them, and print the number of factors."""
     fit = Fit(rows(reference))
-    calibration.FILE.write_text(text(fit, fit.run()))
+    calibration.FILE.write_text(format_toml(fit, fit.run()))
     print(f"{len(fit.factors)} factors, fitted to {int(fit.fitted.sum())} rows")
     return 0
 

@@ -1,8 +1,8 @@
 """Measure training steps on this machine's GPU and compare them with the planner: `python -m benchmarks.gpu_steps DIR`.
 
 Each case trains alone for a few steps, the most informative first; a second call with the same DIR continues. The same
-shapes are trained by the recipe, by NeMo's own recipe, and by a bare Megatron-Core loop. Without a GPU, nothing is
-measured: exit 2.
+shapes are trained by the recipe, by NeMo's own recipe, and by a bare Megatron-Core loop. Without a GPU, the exit code
+is 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from superpod.rehearsal.on_gpu.first_steps import run_cases
 STEPS, WARMUP = 8, 3
 MICRO_BATCHES = 4
 MEMORY_SHARE = 0.85
-"""Share of the GPU's memory that the planner may fill with layers."""
+"""Fraction of the GPU's memory that the layers of a case may use, according to the planner."""
 
 
 def list_cases(gpu: str) -> list[Case]:
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """Return a row of the table."""
+    """Format the result of a case as a row of the table."""
     case = result["case"]
     name = " ".join([case["recipe"], *case["overrides"], *(["bare loop"] if case["bare"] else [])])
     problem = tested.find_problem(result)

@@ -1,4 +1,4 @@
-"""Which rows of the tables in benchmarks/reference are the hold-out: a fifth of the configurations, never fitted on."""
+"""Select the hold-out of the tables in benchmarks/reference: a fifth of the configurations, excluded from fits."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ BY = {
         *("tp", "pp", "vp", "cp", "ep", "etp", "fsdp", "recompute"),
     ),
 }
-"""What makes a configuration: its rows of all releases are on one side of the hold-out."""
+"""Table -> columns that identify a configuration; its rows of all releases are either held out or not."""
 FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
 TWIN = "twin"
-"""In `held_out`: a row whose configuration the fit has from another table, in other words. It is neither fitted nor
-scored."""
+"""Value of `held_out` for a row whose configuration is fitted from another table that spells it differently; it is
+neither fitted nor scored."""
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 
 def is_held_out(row: Row) -> bool:
-    """Whether a row of a condensed table is in the hold-out."""
+    """Return whether a row of a condensed table is held out."""
     return row["held_out"] == "yes"
 
 
-def drawn(row: Row, kind: str) -> bool:
-    """Whether a raw row is of the fifth of the configurations that nothing is fitted on."""
+def is_selected(row: Row, kind: str) -> bool:
+    """Return whether the configuration of a raw row is held out, by its hash."""
     text = "|".join(row.get(key) or "" for key in BY[kind])
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 5 == 0
 
 
 def configuration(row: Row) -> tuple[object, ...]:
-    """What makes the configuration of a condensed row of step times: the run that its words stand for, since tables
-    write one in several ways (`mxfp8`, `fp8-mx`). What it recomputes is left out: some tables do not print it.
+    """Return a key for the configuration of a condensed row of step times, independent of spelling (`mxfp8`, `fp8-mx`).
+
+    It does not contain the recomputation, which some tables do not print.
     """
     try:
         job = published.job(row, FACTS)
@@ -54,8 +55,8 @@ def configuration(row: Row) -> tuple[object, ...]:
     return (job.task, job.model, job.node.gpu.name, job.gpus, job.precision, job.seq, *degrees)
 
 
-def name_twins(rows: list[dict[str, str]]) -> None:
-    """Take from the hold-out what another table prints otherwise and the fit has: it would be no test."""
+def mark_twins(rows: list[dict[str, str]]) -> None:
+    """Mark held-out rows whose configuration is also fitted from another table, because they would not test the fit."""
     fitted = {configuration(row) for row in rows if not row["held_out"]}
     for row in rows:
         if row["held_out"] and configuration(row) in fitted:

@@ -1,7 +1,7 @@
-"""Command lines that no user means well: the slowest refusals, and any that is none.
+"""Run `recipes` with malformed input: print the slowest refusals, and inputs that are not refused.
 
-Each must end with exit code 2 and a message, never with a traceback or "our failure", and without NeMo. The test of the
-same inputs is tests/cli/test_hostile.py; nobody may wait longer than `TARGET_S` to be told.
+Each command must exit with code 2 and a message within `TARGET_S`, without a traceback or "our failure", and without
+importing NeMo. tests/cli/test_hostile.py tests the same inputs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "groups": {**LLAMA, "num_key_value_heads": 3},
     "nothing": {},
 }
-"""Folder -> its config.json; all but the last two break the table of `planner/formats/hf_values.py`."""
+"""Folder -> its config.json; all except the last two violate the table of `planner/formats/hf_values.py`."""
 OWN_FILES: dict[str, bytes] = {
     "binary.json": b"\x80\x81 model",
     "cut.json": b'{"model_type": ',
@@ -80,7 +80,7 @@ OWN_FILES: dict[str, bytes] = {
 
 
 def prepare(folder: Path) -> None:
-    """Fill `folder` with what the command lines name."""
+    """Create the files that the command lines use in `folder`."""
     for name, content in OWN_FILES.items():
         (folder / name).write_bytes(content)
     for name, config in MODELS.items():
@@ -94,22 +94,22 @@ def prepare(folder: Path) -> None:
 
 
 NEEDS_NEMO = [("show", RECIPE, "trainer=3=4="), ("diff", "nemo:nothing", RECIPE)]
-"""What only NeMo knows to be wrong: its import alone takes longer than the target."""
+"""Command lines that only NeMo can refuse; importing it takes longer than the target."""
 
 
 def command_lines() -> list[tuple[str, ...]]:
-    """Every one of them, without `recipes`."""
-    return [*_of_models(), *_of_files(), *_of_numbers(), *_of_words()]
+    """Return all command lines, without `recipes`."""
+    return [*_model_commands(), *_file_commands(), *_number_commands(), *_word_commands()]
 
 
-def _of_models() -> list[tuple[str, ...]]:
+def _model_commands() -> list[tuple[str, ...]]:
     plans = [("plan", name, *GPUS) for name in MODELS]
     imports = [("ckpt", "convert", name, "out") for name in ("negative", "quoted", "eps", "text_factor", "kinds")]
     tunings = [("finetune", SFT, "--model", name, "--data", "good.jsonl") for name in ("maybe", "theta", "nothing")]
     return [*plans, *imports, *tunings]
 
 
-def _of_files() -> list[tuple[str, ...]]:
+def _file_commands() -> list[tuple[str, ...]]:
     models = ("none.json", "folder", "binary.json", "cut.json", "list.json", "bare.json", "empty.json", "deep.json")
     hardware = ("none.toml", "folder", "binary.toml", "cut.toml", "gpu.toml", "loop")
     return [
@@ -134,7 +134,7 @@ def _of_files() -> list[tuple[str, ...]]:
     ]
 
 
-def _of_numbers() -> list[tuple[str, ...]]:
+def _number_commands() -> list[tuple[str, ...]]:
     large = "9" * 400
     return [
         *(("plan", "llama3_8b", "--gpu", "h100", "--gpus", number) for number in ("-1", "0", large, "1e3", "\u0663")),
@@ -153,7 +153,7 @@ def _of_numbers() -> list[tuple[str, ...]]:
     ]
 
 
-def _of_words() -> list[tuple[str, ...]]:
+def _word_commands() -> list[tuple[str, ...]]:
     return [
         *(("plan", name, *GPUS) for name in ("", " ", "../..", "a" * 5000, "llama3_8b\nx", "\x1b[2J", "é" * 50)),
         ("show", RECIPE.upper() + "X"),
@@ -170,24 +170,24 @@ def _of_words() -> list[tuple[str, ...]]:
 
 
 def refused(command: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
-    """How the command has ended, run in `folder`."""
+    """Run a command in `folder`, and return its exit code and output."""
     words = [sys.executable, "-m", "superpod.cli", *command]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
 
 
 def cpu_s() -> float:
-    """Seconds of the processor that all commands have taken, which other work on the machine does not change."""
+    """Return the CPU time of all commands so far, which does not depend on the load of the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def what_is_wrong(done: subprocess.CompletedProcess[str]) -> str:
-    """Why an end is no refusal; "" where it is one."""
+    """Return why a finished command is not a proper refusal; "" if it is one."""
     if "Traceback" in done.stderr + done.stdout or "our failure" in done.stderr:
-        return "it fell over"
+        return "traceback or internal error"
     if done.returncode != 2:
-        return f"it ended with {done.returncode}"
-    return "" if done.stderr.strip() else "it said nothing"
+        return f"exit code {done.returncode}"
+    return "" if done.stderr.strip() else "no message"
 
 
 def main() -> int:
@@ -205,8 +205,8 @@ def main() -> int:
     taken.sort(reverse=True)
     print(f"{len(taken)} hostile inputs; the slowest, target {TARGET_S:.0f} s:")
     for seconds, cpu, shown in taken[:SLOWEST]:
-        print(f"{seconds:6.2f} s, {cpu:5.2f} of them on a processor  recipes {shown}")
-    print("\n".join(wrong) or "each a refusal")
+        print(f"{seconds:6.2f} s, {cpu:5.2f} s CPU time  recipes {shown}")
+    print("\n".join(wrong) or "all refused")
     return 1 if wrong or taken[0][0] > TARGET_S else 0
 
 

@@ -1,8 +1,8 @@
-"""How well the planner's tables meet measured kernels that they were not made of: products and causal attention.
+"""Compare the planner's kernel tables with held-out measured kernels: GEMMs and causal attention.
 
-`python benchmarks/kernels.py` reads benchmarks/reference/kernels.csv. With `--from FOLDER` it writes that table anew,
-from the `systems/data` of NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0; `pip download --no-deps`, unzipped). Of what
-several inference engines measured, the fastest kernel counts: it is what the GPU can do.
+`python benchmarks/kernels.py` reads benchmarks/reference/kernels.csv. With `--from FOLDER`, it first writes that table
+from `systems/data` of NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0; `pip download --no-deps`, unzipped). If several
+inference engines measured a kernel, the fastest counts.
 """
 
 from __future__ import annotations
@@ -22,57 +22,36 @@ from superpod.planner.timing import kernel_times
 
 REFERENCE = Path(__file__).parent / "reference" / "kernels.csv"
 GPUS = {
-    **{
-        "l40s": "l40s",
-        "a100": "a100_sxm",
-        "h100": "h100_sxm",
-        "h200": "h200_sxm",
-        "b200": "b200_sxm",
-        "b300": "b300_sxm",
-    },
-    **{"gb200": "gb200", "gb300": "gb300"},
+    **{"l40s": "l40s", "a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm"},
+    **{"b300": "b300_sxm", "gb200": "gb200", "gb300": "gb300"},
 }
-"""Our name -> the folder of its measurements."""
+"""GPU -> folder of its measurements."""
 PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8cs", "fp8_block": "fp8bw", "nvfp4": "nvfp4"}
-"""Their type of a product -> the precision that multiplies such numbers."""
+"""Data type of a measured GEMM -> precision."""
 SIDES = ("m", "n", "k")
 ATTENTION = ("batch", "seq", "heads", "kv_heads", "head_dim")
 LEAST, MOST = 128, 65_536
-"""Sides of products that are looked at."""
+"""Minimum and maximum of the GEMM dimensions that are read."""
 SAMPLED_FROM = {"m": 2048, "n": 1024, "k": 1024}
-"""Smaller products are those of generation: they are not in the sample."""
+"""Minimum GEMM dimensions in the sample; smaller GEMMs occur in generation, not in training."""
 SAMPLED = 40
-"""Rows of a GPU, kind and precision, chosen by hash."""
-COLUMNS: tuple[str, ...] = (
-    "gpu",
-    "kind",
-    "precision",
-    "m",
-    "n",
-    "k",
-    "batch",
-    "seq",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "us",
-    "source",
-)
+"""Number of sampled kernels per GPU, kind and precision, selected by hash."""
+COLUMNS: tuple[str, ...] = ("gpu", "kind", "precision", *SIDES, *ATTENTION, "us", "source")
 Row = dict[str, Any]
 
 
 def products(folder: Path) -> Iterator[Row]:
-    """The matrix products of a GPU's folder that are as large as those of training."""
+    """Yield the GEMMs in a GPU's folder with dimensions between LEAST and MOST."""
     for path in sorted(folder.glob("gemm/*/*/*.parquet")):
         for row in _read(path, ("gemm_dtype", "m", "n", "k", "latency")):
             sides = {side: int(row[side]) for side in SIDES}
-            whole = all(LEAST <= size <= MOST and size % 8 == 0 for size in sides.values())
-            if whole and row["gemm_dtype"] in PRECISIONS:
+            is_in_range = all(LEAST <= size <= MOST and size % 8 == 0 for size in sides.values())
+            if is_in_range and row["gemm_dtype"] in PRECISIONS:
                 yield {"kind": "product", "precision": PRECISIONS[row["gemm_dtype"]], **sides, **_measured(row, path)}
 
 
 def attentions(folder: Path) -> Iterator[Row]:
-    """Causal attention over whole sequences in BF16."""
+    """Yield the causal attention over complete sequences in BF16 in a GPU's folder."""
     columns = ("attn_dtype", "kv_cache_dtype", "window_size", "batch_size", "isl", "num_heads", "num_key_value_heads",
                "head_dim", "step", "latency")  # fmt: skip
     for path in sorted(folder.glob("attention/*/*/context_attention_perf.parquet")):
@@ -86,20 +65,22 @@ def attentions(folder: Path) -> Iterator[Row]:
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> list[Row]:
+    """Return columns of a Parquet file; missing columns are 0."""
     import pyarrow.parquet as parquet
 
-    there = set(parquet.read_schema(path).names)  # an older table has no windows
-    rows = parquet.read_table(path, columns=[name for name in columns if name in there]).to_pylist()
+    existing = set(parquet.read_schema(path).names)  # older tables have no windows
+    rows = parquet.read_table(path, columns=[name for name in columns if name in existing]).to_pylist()
     return [dict.fromkeys(columns, 0) | row for row in rows]
 
 
 def _measured(row: Row, path: Path) -> Row:
+    """Return the measured time in microseconds and its source."""
     engine, version = path.parts[-3:-1]
     return {"us": round(1000 * row["latency"], 2), "source": f"{engine} {version}"}
 
 
 def fastest(folder: Path) -> list[Row]:
-    """The kernels of a GPU's folder, each as fast as the fastest engine ran it."""
+    """Return the kernels in a GPU's folder, each with the time of the fastest engine."""
     rows: dict[str, Row] = {}
     for row in (*products(folder), *attentions(folder)):
         key = identity(row)
@@ -109,7 +90,7 @@ def fastest(folder: Path) -> list[Row]:
 
 
 def sample(data: Path) -> list[Row]:
-    """Of each GPU, kind and precision `SAMPLED` kernels of a size that training has."""
+    """Return `SAMPLED` kernels of training sizes per GPU, kind and precision."""
     rows: list[Row] = []
     for gpu, folder in GPUS.items():
         kinds: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -122,13 +103,14 @@ def sample(data: Path) -> list[Row]:
 
 
 def _is_of_training(row: Row) -> bool:
+    """Return whether a kernel has a size that occurs in training."""
     if row["kind"] == "attention":
         return row["seq"] >= 1024 and row["head_dim"] == 128
     return all(row[side] >= least and row[side] % 128 == 0 for side, least in SAMPLED_FROM.items())
 
 
 def identity(row: Mapping[str, Any]) -> str:
-    """What a kernel is, as a text: the same for a row of a table and of the measurements."""
+    """Return a key for a kernel, which is the same in the table and in the measurements."""
     return ",".join(str(row.get(name) or "") for name in COLUMNS[:-2])
 
 
@@ -137,7 +119,7 @@ def _hash(row: Mapping[str, Any]) -> str:
 
 
 def write(rows: list[Row], out: Path) -> None:
-    """The table as CSV."""
+    """Write the table as CSV."""
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
@@ -145,13 +127,13 @@ def write(rows: list[Row], out: Path) -> None:
 
 
 def read() -> list[dict[str, str]]:
-    """The rows of the table."""
+    """Return the rows of the table."""
     with REFERENCE.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def modelled(row: Mapping[str, str]) -> tuple[float, float]:
-    """Ideal seconds of a kernel at the peak, and those of the planner's table (`planner/timing/kernel_times.py`)."""
+    """Return (seconds at peak, seconds in the planner's table) of a kernel; see `planner/timing/kernel_times.py`."""
     gpu = hardware.node(row["gpu"]).gpu
     if row["kind"] == "product":
         m, n, k = (float(row[side]) for side in SIDES)
@@ -165,7 +147,7 @@ def modelled(row: Mapping[str, str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print a line a GPU, kind and precision."""
+    """Print a line per GPU, kind and precision."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="data", type=Path, help="systems/data of aiconfigurator-core")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Errors of the time model on models and sources that its fit leaves out: `python benchmarks/left_out.py FOLDER`.
+"""Measure the errors of the time model on held-out models and sources: `python benchmarks/left_out.py FOLDER`.
 
-The constants are fitted to all published rows (`step_time.csv`, and those of `unseen.csv` whose layout is printed in
-full). Then each model in turn is left out, the constants are fitted to the rest, and its rows are predicted; the same
-with each source. The planner's intervals (`planner/data/intervals.toml`, written with `--write`) are quantiles of these
+The constants are fitted to all published rows (`step_time.csv`, and the rows of `unseen.csv` with a complete layout).
+Then each model in turn is held out, the constants are fitted to the other rows, and its rows are predicted; likewise
+each source. The planner's intervals (`planner/data/intervals.toml`, written with `--write`) are quantiles of these
 errors.
 """
 
@@ -25,11 +25,11 @@ from published_runs import kind, model, rows, source
 from superpod.planner import intervals
 
 WANTED = {"dense": 0.06, "experts": 0.10, "fine-tuning": 0.09, "other software": 0.13}
-"""Class of runs -> mean relative error wanted on runs that are left out."""
+"""Class of runs -> wanted mean relative error on held-out runs."""
 
 
 def left_out_errors(fit: Fit, start: Array, groups: Mapping[str, list[int]]) -> dict[int, float]:
-    """Return row -> signed relative error, predicted with constants that were fitted without the row's group."""
+    """Return row index -> signed relative error, with constants that were fitted without the group of the row."""
     everything = fit.fitted.copy()
     errors = {}
     for members in groups.values():
@@ -43,7 +43,7 @@ def left_out_errors(fit: Fit, start: Array, groups: Mapping[str, list[int]]) -> 
 
 
 def grouped(fit: Fit, by: str) -> dict[str, list[int]]:
-    """Return name -> indices of rows of every model, or of every source."""
+    """Return model or source (`by`) -> indices of its rows."""
     name = {"model": model, "source": source}[by]
     groups = defaultdict(list)
     for i, result in enumerate(fit.results):
@@ -53,7 +53,7 @@ def grouped(fit: Fit, by: str) -> dict[str, list[int]]:
 
 
 def summary(fit: Fit, errors: Mapping[int, float], title: str) -> Iterator[str]:
-    """Return the lines of a table: mean and median error by class."""
+    """Yield the lines of a table with the mean and median error of each class."""
     yield f"{title:28} rows    mean   median   wanted"
     for name, wanted in WANTED.items():
         sizes = [abs(error) for i, error in errors.items() if kind(fit.results[i]) == name]
@@ -61,7 +61,7 @@ def summary(fit: Fit, errors: Mapping[int, float], title: str) -> Iterator[str]:
 
 
 def main(reference: Path, *, write: bool = False) -> int:
-    """Print the errors in the fit, of left-out models and of left-out sources. With `write`, write the intervals."""
+    """Print the errors of fitted rows, held-out models and held-out sources; with `write`, write the intervals."""
     fit = Fit(rows(reference))
     x = fit.run()
     inside = {i: float(e) for i, e in enumerate(np.exp(fit.logs(x)) / fit.measured - 1)}
@@ -81,13 +81,13 @@ def main(reference: Path, *, write: bool = False) -> int:
 
 
 Residuals = dict[str, list[tuple[str, float]]]
-"""Class of `intervals.class_name` -> (group, log of measured over predicted) of runs that were left out."""
+"""Class of `intervals.class_name` -> (group, log of measured / predicted) of its held-out runs."""
 SHARE = 0.8
 """Share of the measurements that an interval contains."""
 
 
 def time_residuals(fit: Fit, by_model: Mapping[int, float], by_source: Mapping[int, float]) -> Residuals:
-    """Return the residuals of step times: of left-out sources, and for unknown models also of left-out models."""
+    """Return the residuals of step times: of held-out sources, for unknown models also of held-out models."""
     residuals: Residuals = defaultdict(list)
     for known, errors, group in ((True, by_source, source), (False, by_model, model), (False, by_source, source)):
         for i, error in errors.items():
@@ -100,7 +100,7 @@ def time_residuals(fit: Fit, by_model: Mapping[int, float], by_source: Mapping[i
 
 
 def memory_residuals(reference: Path) -> Residuals:
-    """Return the residuals of allocated memory, on rows that the planner covers; its constants are hardly fitted."""
+    """Return the residuals of allocated memory, on covered rows; few constants of memory are fitted."""
     residuals: Residuals = defaultdict(list)
     for row in read(reference / "memory.csv"):
         result = accuracy_memory.compare(row) if row["allocated_gib"] else None
@@ -114,9 +114,9 @@ def memory_residuals(reference: Path) -> Residuals:
 
 
 def interval(members: Sequence[tuple[str, float]]) -> tuple[float, float]:
-    """Return the interval of measured over predicted that contains `SHARE` of such runs.
+    """Return the interval of measured / predicted that contains `SHARE` of the runs.
 
-    Each group weighs as much as the square root of its rows: rows of one page resemble each other.
+    The weight of a group is the square root of its number of rows, because rows of one page are similar.
     """
     groups = Counter(group for group, _ in members)
     values = np.array([value for _, value in members])
@@ -130,7 +130,7 @@ def interval(members: Sequence[tuple[str, float]]) -> tuple[float, float]:
 
 
 def coverage(residuals: Residuals, title: str) -> Iterator[str]:
-    """Return the lines of a table: the share of each group that the interval of the other groups contains."""
+    """Yield the lines of a table with the share of runs in the interval that the other groups determine."""
     yield f"{title:34} runs  groups  covered   interval"
     total = []
     for name, members in residuals.items():
@@ -147,7 +147,7 @@ def coverage(residuals: Residuals, title: str) -> Iterator[str]:
 
 
 def table(fit: Fit, residuals: Residuals, memory: Residuals) -> str:
-    """Return `intervals.toml`."""
+    """Return the text of `intervals.toml`."""
     scored = [i for i, result in enumerate(fit.results) if kind(result)]
     models = sorted({fit.jobs[i].model.name for i in scored} - {"gpt", "moe", "given"})
     lines = ["# The 80 % intervals of planner/intervals.py. Written by benchmarks/left_out.py --write.", ""]
@@ -163,6 +163,7 @@ def table(fit: Fit, residuals: Residuals, memory: Residuals) -> str:
 
 
 def _groups(fit: Fit, errors: Mapping[int, float], by: str) -> Iterator[str]:
+    """Yield a line with the error of each group and class."""
     for name, members in sorted(grouped(fit, by).items()):
         for of_kind in WANTED:
             mine = np.array([errors[i] for i in members if kind(fit.results[i]) == of_kind])

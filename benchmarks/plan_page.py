@@ -1,7 +1,7 @@
-"""What a page costs: 405B on 16,384 GPUs, written and opened. Targets: 3 s over the plain plan, 2 s, 5 MB.
+"""Measure the page of a plan for 405B on 16,384 GPUs. Targets: 3 s more than the plan alone, 2 s to open, 5 MB.
 
-All seconds are CPU time, so that a busy machine does not count: of `recipes`, and of all processes of Chromium together
-from the opening until the figures hold their data and are drawn, which an idle machine takes at most.
+All seconds are CPU time, which does not depend on the load of the machine: of `recipes`, and of all processes of
+Chromium until the figures are drawn.
 """
 
 import resource
@@ -17,7 +17,7 @@ MORE_S, OPEN_S, MOST_MB = 3.0, 2.0, 5.0
 
 
 def cpu_seconds(*words: str) -> float:
-    """CPU time of one call of `recipes`."""
+    """Return the CPU time of a process of `recipes`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([Path(sys.executable).parent / "recipes", *words], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -25,7 +25,7 @@ def cpu_seconds(*words: str) -> float:
 
 
 def opening_seconds(page: Path) -> tuple[float, float]:
-    """CPU and wall seconds until a page's figures hold their data and are drawn, in headless Chromium."""
+    """Return (CPU time, wall time) until the figures of a page are drawn in headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -45,7 +45,7 @@ def opening_seconds(page: Path) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Print the figures; 1 if a target is missed."""
+    """Print the results; return 1 if a target is missed."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "plan.html"
         plain = min(cpu_seconds(*PLAN) for _ in range(2))

@@ -1,9 +1,8 @@
-"""How far the planner is from published and measured runs: memory, step time, runs of other software, and times after
-`recipes calibrate`.
+"""Compare the planner with published and measured runs: memory, step time, other software, and `recipes calibrate`.
 
     python benchmarks/planner_accuracy.py [FOLDER]      default: benchmarks/reference
 
-The bounds of each group stand beside its figures; `tests/planner/accuracy/test_accuracy.py` holds them.
+The table of each group includes its bounds, which `tests/planner/accuracy/test_accuracy.py` tests.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ REFERENCE = Path(__file__).parent / "reference"
 def main() -> int:
     reference = Path(sys.argv[1]) if len(sys.argv) > 1 else REFERENCE
     if not (reference / "memory.csv").is_file():
-        print(f"no memory.csv and step_time.csv in {reference}: name their folder", file=sys.stderr)
+        print(f"{reference} has no memory.csv: pass the folder of memory.csv and step_time.csv", file=sys.stderr)
         return 2
     memory = accuracy_memory.main(reference)
     print()

@@ -92,7 +92,7 @@ def predict(environment: Mapping[str, str]) -> float:
             writer.writerow(keys)
             for i in range(ROWS):
                 degree = 2 ** (i % 4), 2 ** (i // 4 % 4), 2 ** (i // 16 % 3)
-                batch = (2 ** (i // 48 % 3), 256 * (1 + i // 288))  # no row is there twice
+                batch = (2 ** (i // 48 % 3), 256 * (1 + i // 288))  # all rows are distinct
                 precision = ("bf16", "fp8")[i // 144 % 2]
                 row = (models[i % 6], "h100", 256, precision, 4096, batch[1], batch[0], *degree, ("", "full")[i % 2])
                 writer.writerow((i, *row))

@@ -1,4 +1,4 @@
-"""The published runs that the time model is fitted to, by model, source and class."""
+"""Read the published runs to which the time model is fitted, with their model, source and class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from superpod.planner.tables import published
 
 
 def rows(reference: Path) -> list[Result]:
-    """Return the rows of both tables; rows of `unseen.csv` that leave a value open are not among them."""
+    """Return the rows of both tables, without rows of `unseen.csv` with an unspecified value."""
     results, _ = read(reference / "step_time.csv", predict=False)
     with (reference / "unseen.csv").open(newline="") as table:
         for row in csv.DictReader(table):
@@ -28,13 +28,13 @@ def rows(reference: Path) -> list[Result]:
 
 
 def model(result: Result) -> str:
-    """Return the model of a row; shapes without a name belong to their source."""
+    """Return the model of a row; for a shape without a name, its source."""
     name = result.row["model"]
     return source(result) if name in ("", "gpt", "moe") else name
 
 
 def source(result: Result) -> str:
-    """Return the document that a row is from; pages of NVIDIA's releases count per release, such as NeMo 26.04."""
+    """Return the document of a row; for pages of NVIDIA's releases, the release, such as NeMo 26.04."""
     row = result.row
     if "verification card" in row["release"]:
         return "verification cards"
@@ -48,7 +48,7 @@ def source(result: Result) -> str:
 
 
 def kind(result: Result) -> str:
-    """Return the class of runs that a row is scored in; "" = it is not scored."""
+    """Return the class in which a row is scored; "" = it is not scored."""
     if result.row["release"] == "vTrain" or not is_scored(result.row):
         return ""
     assert result.job

@@ -1,8 +1,8 @@
-"""How long a rehearsal takes, and where the time goes: TP 2 x PP 2 x DP 2 on 8 ranks, 10 steps, all of its runs.
+"""Measure the time of a rehearsal and its parts: TP 2 x PP 2 x DP 2 on 8 ranks, 10 steps, all of its runs.
 
     python benchmarks/rehearse.py [SHAPE]      default: the recipe of TP 2 x PP 2 x DP 2
 
-Fails when it takes longer than the target, 120 s on 2 cores, NeMo's import included.
+Fails if the rehearsal, with the import of NeMo, exceeds the target of 120 s on 2 cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHAPE = "biases-of-q-k-v-tp-x-pp-x-dp-fp8"
 
 
 def main() -> None:
-    """Rehearse, and say what it took."""
+    """Run the rehearsal, and print its time."""
     from superpod.common.quiet import silence_libraries
     from superpod.rehearsal import features, rehearsal_run
     from superpod.requests.request import Request
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def parts(done: object, total: float) -> list[str]:
-    """A line for what was needed once, and for each run."""
+    """Return a line for the work that is done once, one per run, and one for the rest."""
     seconds, runs = done.seconds, done.runs  # type: ignore[attr-defined]
     lines = [f"  {'importing NeMo, building the recipe':<36}{seconds['import and build']:6.1f} s"]
     for name, run in runs.items():

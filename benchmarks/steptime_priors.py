@@ -1,4 +1,4 @@
-"""What is known of the time model's constants before any row is seen: where they start, how far they may go.
+"""Priors of the time model's constants: their initial values, and the widths within which the fit changes them.
 
 Values are times relative to measured kernels, HBM's bandwidth and links' bandwidth: 1.3 for `tp_near` is 77 % of
 NVLink's bandwidth. Widths are of a factor's log: 0.1 = 10 %.
@@ -7,8 +7,8 @@ NVLink's bandwidth. Widths are of a factor's log: 0.1 = 10 %.
 from __future__ import annotations
 
 START = {
-    "software": 1.0,  # on all computation of a GPU
-    "matmul": 1.1,  # a GPU that trains runs hotter and at lower clocks than one that times a kernel
+    "software": 1.0,  # factor on all computation of a GPU
+    "matmul": 1.1,  # in training, a GPU has lower clocks than in kernel benchmarks
     "plain": 1.1,
     "router": 2.0,
     "expert": 1.2,
@@ -68,7 +68,7 @@ COMMON = {
     **{"ep_near": 0.3, "ep_far": 0.3, "ep_steps": 1.0, "ep_under": 0.3, "dp_near": 0.3, "dp_far": 0.2, "dp_under": 0.2},
     **{"dp_slows": 0.5, "states": 0.3, "step_s": 1.0, "cp_hidden": 0.2, "expert_kernels": 1.0},
 }
-"""Constants fitted for all jobs; those that are missing stay where they start."""
+"""Constants that are fitted for all jobs -> width of the prior; all others keep their initial values."""
 MEGATRON_DEEPSPEED = {
     **{"plain": 0.3, "stream": 1.5, "kernels": 1.5, "queue": 0.5, "step_s": 1.5, "states": 1.0},
     **{"tp_near": 1.0, "tp_steps": 1.5, "dp_far": 1.0, "jitter": 2.0},
@@ -94,5 +94,5 @@ FACTORS: dict[str, dict[str, float]] = {
 to `calibration.power`."""
 
 BEGIN = {("software deepspeed", "kernels"): 2.2}
-"""Logs that the search begins at, where not at 0: from there it takes vTrain's slow launches, traced by CUPTI, for long
-gaps between kernels, and does not come back."""
+"""(selector, constant) -> initial log of a factor, if not 0. From 0, the fit explains vTrain's slow launches, which are
+traced by CUPTI, by long gaps between kernels, and stays in that local minimum."""

@@ -1,9 +1,9 @@
-"""How far the planner is from published runs of papers, vendors' pages and other software.
+"""Compare the planner with published runs of papers, vendors' pages and other software.
 
-`python benchmarks/unseen_runs.py benchmarks/reference` prints every row of `unseen.csv` there, and the sums by source;
-`benchmarks/planner_accuracy.py` prints the sums. Rows whose layout is printed in full are part of the fit
-(`benchmarks/left_out.py` predicts them without it); the others are not. `benchmarks/reference/README.md` says which
-rows of a source are left out.
+`python benchmarks/unseen_runs.py benchmarks/reference` prints every row of its `unseen.csv`, and a summary by source;
+`benchmarks/planner_accuracy.py` prints the summary. Rows with a complete layout are part of the fit
+(`benchmarks/left_out.py` holds them out); the others are not. `benchmarks/reference/README.md` lists the rows of a
+source that are not included.
 """
 
 from __future__ import annotations
@@ -27,90 +27,87 @@ from superpod.planner.timing import steptime
 
 FACTS = published.Facts(hardware.load(Path(__file__).parent / "reference" / "hardware.toml"))
 LEAST = 40
-"""Rows whose layout is printed whole, at least."""
+"""Minimum number of rows with a complete layout."""
 WANTED = 0.08
-"""Median error of these that is wanted."""
+"""Wanted median error of these rows."""
 FAR = 0.25
-"""An error above it has its cause in the column `why`."""
+"""Rows with a larger error must have a cause in the column `why`."""
 BOUNDS = {
     "published runs of papers and other software, fitted": 0.05,
     "micro-batch or virtual stages not printed, not fitted: the planner's fastest": 0.14,
 }
-"""Median errors that hold today: of rows whose layout is printed whole, and of the others."""
+"""Title -> maximum median error: of rows with a complete layout, and of the others."""
 MICRO_BATCHES = (1, 2, 4, 8)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
-"""What is tried for a value that a source does not print."""
+"""Values to try if a source does not print one."""
 COUNTED: Mapping[str, Callable[[ModelShape, int], float]] = {
     "causal": lambda model, seq: model.flops_per_token(seq, causal=True),
     "full": lambda model, seq: model.flops_per_token(seq, causal=False),
     "recomputed": lambda model, seq: model.flops_per_token(seq, causal=False) * 4 / 3,
 }
-"""FLOPs of a token by how a source counts them: half of the scores or all of them, or the second forward pass too."""
+"""Convention of a source -> FLOPs per token: half of the scores, all of them, or also the recomputed forward pass."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A published run and what is planned for it."""
+    """A published run and its prediction."""
 
     row: Mapping[str, str]
     job: PlannedJob
     published: float
-    """s"""
+    """Published step time in seconds."""
     planned: float
-    """s"""
+    """Predicted step time in seconds."""
 
     @property
     def error(self) -> float:
-        """Relative, signed: above 0 is too slow."""
+        """Signed relative error; positive = the prediction is too slow."""
         return self.planned / self.published - 1
 
     @property
-    def whole(self) -> bool:
-        """Whether the source prints the whole layout."""
+    def has_layout(self) -> bool:
+        """Whether the source prints the complete layout."""
         return not self.row["open"]
 
 
 def main(reference: Path, *, every_row: bool = False) -> int:
-    """Print the sums, before them every row if asked. 1 when a bound is passed or a large error has no cause."""
+    """Print the summary, with `every_row` after the rows; return 1 if a bound is exceeded or an error has no cause."""
     runs = read(reference / "unseen.csv")
-    parts = [[run for run in runs if run.whole is side] for side in (True, False)]
+    parts = [[run for run in runs if run.has_layout is side] for side in (True, False)]
     if every_row:
         print(*_rows(runs), sep="\n", end="\n\n")
-    past = len(parts[0]) < LEAST
+    failed = len(parts[0]) < LEAST
     for (title, bound), members in zip(BOUNDS.items(), parts, strict=True):
-        past |= not members
+        failed |= not members
         if members:
-            print(*_sums(title, members, bound), sep="\n", end="\n\n")
-            past |= not median(members) <= bound
+            print(*_summary(title, members, bound), sep="\n", end="\n\n")
+            failed |= not median(members) <= bound
     print(f"off by more than {FAR:.0%}, by cause:", *_causes(runs), sep="\n")
     unexplained = [run.row["id"] for run in runs if abs(run.error) > FAR and not run.row["why"]]
     if unexplained:
         print(f"off by more than {FAR:.0%}, and `why` is empty: {', '.join(unexplained)}")
-    return int(past or bool(unexplained))
+    return int(failed or bool(unexplained))
 
 
 def read(path: Path) -> list[Run]:
-    """The rows of a table, planned.
-
-    Raises:
-        UserError: a row that is illegal, or that the planner does not know.
-    """
+    """Predict the rows of a table. Raises UserError if a row is illegal or not supported."""
     with path.open(newline="") as table:
-        return [_planned(row) for row in csv.DictReader(table)]
+        return [_predict_row(row) for row in csv.DictReader(table)]
 
 
-def _planned(row: Mapping[str, str]) -> Run:
-    """A row as it is printed; what it leaves open is the planner's fastest that fits, or the fastest if none does."""
+def _predict_row(row: Mapping[str, str]) -> Run:
+    """Predict a row; values that it does not print are those of the fastest layout that fits, else of the fastest."""
     jobs = list(_jobs(row))
     if not jobs:
         raise UserError(f"{row['id']} ({row['source']}) has no legal layout")
     fitting = [job for job in jobs if memory.fit(job) != "does not fit"] if row["open"] else jobs
-    seconds, job = min(((_seconds(job), job) for job in fitting or jobs), key=lambda pair: pair[0])
+    predicted = [(float(steptime.step(job, columns.from_job(job)).seconds), job) for job in fitting or jobs]
+    seconds, job = min(predicted, key=lambda pair: pair[0])
     return Run(row, job, published_seconds(row, job), seconds)
 
 
 def _jobs(row: Mapping[str, str]) -> Iterator[PlannedJob]:
-    """The legal runs that a row may mean: one, unless it leaves something open."""
+    """Yield the legal jobs that a row can mean: one, unless it does not print a value."""
     left = row["open"].split()
     values = {"mbs": MICRO_BATCHES, "vp": VIRTUAL_STAGES}
     for chosen in itertools.product(*(values[key] for key in left)):
@@ -120,17 +117,13 @@ def _jobs(row: Mapping[str, str]) -> Iterator[PlannedJob]:
             if not left:
                 raise
             continue
-        guessed = bool(left) and job.layout.chunks is not None  # stages that are not even were not guessed by anyone
+        guessed = bool(left) and job.layout.chunks is not None  # unprinted stages are assumed to be even
         if not guessed and not legality.violations(job):
             yield job
 
 
-def _seconds(job: PlannedJob) -> float:
-    return float(steptime.step(job, columns.from_job(job)).seconds)
-
-
 def published_seconds(row: Mapping[str, str], job: PlannedJob) -> float:
-    """The step that a row prints: as time, as tokens/s/GPU, or as TFLOP/s by its source's own count (`counted`)."""
+    """Return the published step time in seconds, from time, tokens/s/GPU, or TFLOP/s in the convention `counted`."""
     if row["step_time_s"]:
         return float(row["step_time_s"])
     if row["tokens_per_s_per_gpu"]:
@@ -140,37 +133,38 @@ def published_seconds(row: Mapping[str, str], job: PlannedJob) -> float:
 
 
 def median(runs: Sequence[Run]) -> float:
-    """Median of the errors' sizes."""
+    """Return the median of the absolute relative errors."""
     return float(np.median([abs(run.error) for run in runs]))
 
 
 def source(run: Run) -> str:
-    """The document of a row, without its commit and the place in it."""
+    """Return the document of a row, without commit and location."""
     return run.row["source"].split(",")[0].split("@")[0].split(" ")[0].split(";")[0]
 
 
-def _sums(title: str, runs: Sequence[Run], bound: float) -> Iterator[str]:
-    """A table: rows, median, mean, the furthest too fast and too slow, by source and in all."""
+def _summary(title: str, runs: Sequence[Run], bound: float) -> Iterator[str]:
+    """Yield the lines of a table of errors by source and in total: rows, median, mean, minimum, maximum."""
     by_source = defaultdict(list)
     for run in runs:
         by_source[source(run), run.job.node.gpu.name].append(run)
     yield f"{title}: median wanted {WANTED:.0%}, held today {bound:.1%}"
     yield f"{'source':40} {'GPU':16} rows   median     mean  fastest  slowest"
     for (name, gpu), members in by_source.items():
-        yield _sum(name, gpu, members)
-    yield _sum("all", "", runs)
+        yield _summary_line(name, gpu, members)
+    yield _summary_line("all", "", runs)
     oom = [run for run in runs if memory.fit(run.job) == "does not fit"]
     yield f"of these, which ran, the planner calls oom: {', '.join(run.row['id'] for run in oom) or 'none'}"
 
 
-def _sum(name: str, gpu: str, runs: Sequence[Run]) -> str:
+def _summary_line(name: str, gpu: str, runs: Sequence[Run]) -> str:
+    """Format a line of the summary."""
     errors = np.array([run.error for run in runs])
     sizes = f"{median(runs):8.1%} {np.abs(errors).mean():8.1%} {errors.min():+8.0%} {errors.max():+8.0%}"
     return f"{name:40} {gpu:16} {len(runs):4} {sizes}"
 
 
 def _rows(runs: Sequence[Run]) -> Iterator[str]:
-    """Every row under its source: what ran where, published, planned, error."""
+    """Yield each source, followed by its rows: run, published and predicted step time, error."""
     for place, members in itertools.groupby(runs, key=lambda run: run.row["source"]):
         yield place
         for run in members:
@@ -187,7 +181,7 @@ def _rows(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _causes(runs: Sequence[Run]) -> Iterator[str]:
-    """The causes of the large errors: how many rows, from what to what, and what is known."""
+    """Yield a line per cause of large errors: number of rows, range of errors, cause."""
     by_cause = defaultdict(list)
     for run in runs:
         if abs(run.error) > FAR:

@@ -1,4 +1,4 @@
-"""Writes docs/causes.md from the table of the causes that `recipes why` knows (`superpod/diagnosis/causes`)."""
+"""Write docs/causes.md from the causes that `recipes why` knows (`superpod/diagnosis/causes`)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEPTHS = ("echo", "ending", "program", "ground")
 
 
 def logs() -> Counter[str]:
-    """Count the logs of the corpus by cause."""
+    """Return cause -> number of logs in the corpus."""
     firsts = (path.read_text().partition("\n")[0] for path in CORPUS.rglob("*.log"))
     return Counter(first.removeprefix("#: cause ") for first in firsts)
 
 
 def page() -> str:
-    """Return the page."""
+    """Return docs/causes.md as Markdown."""
     counts = logs()
     parts = [HEAD.format(count=len(causes.ALL))]
     for table in causes.TABLES:

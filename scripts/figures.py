@@ -15,7 +15,7 @@ COMMANDS = {
 }
 """Name of a block of the README, marked by `<!-- figures: NAME -->` -> its command."""
 MOST_LINES = {"plan": 8, "quickstart": 11}
-"""Blocks of the README that show only the first lines of their command."""
+"""Block of the README -> maximum number of lines of output that it shows."""
 TABLES = {
     "left_out": "python benchmarks/left_out.py benchmarks/reference",
     "accuracy": "python benchmarks/planner_accuracy.py",
@@ -23,7 +23,7 @@ TABLES = {
 }
 """Block of docs/accuracy.md -> the command whose output it shows."""
 SHOWN = ("troubleshooting.md",)
-"""Pages in which every block that begins with `$ recipes` shows the output of the command, 200 columns wide."""
+"""Pages in which every block that begins with `$ recipes` shows the output of its command, 200 columns wide."""
 
 
 def main() -> None:
@@ -36,7 +36,10 @@ def main() -> None:
         text = filled(text, name, command)
     run = RunFolder.latest(ROOT / "runs", "tiny_llama3")
     if run is None:
-        print("no run of tiny_llama3 in runs/: its block stays as it is; make quickstart", file=sys.stderr)
+        print(
+            "runs/ has no run of tiny_llama3, so its block stays unchanged; to train one: make quickstart",
+            file=sys.stderr,
+        )
     else:
         text = filled(text, "quickstart", f"recipes report {run.path.relative_to(ROOT)}")
     readme.write_text(text)
@@ -46,15 +49,15 @@ def main() -> None:
     for name in SHOWN:
         page = ROOT / "docs" / name
         block = re.compile(r"^(```\n\$ (recipes .*)\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
-        page.write_text(block.sub(lambda match: match[1] + printed(match[2], 200), page.read_text()))
+        page.write_text(block.sub(lambda match: match[1] + run_command(match[2], 200), page.read_text()))
 
 
 def filled(text: str, name: str, command: str) -> str:
-    """Replace the content of the named block by the command and its output, or the first lines of it."""
+    """Return `text` with the content of block `name` replaced by the command and its output (the first lines)."""
     block = re.compile(rf"(<!-- figures: {name} -->\n```\n).*?(```)", re.DOTALL)
     if not block.search(text):
-        sys.exit(f"no block {name}: <!-- figures: {name} --> above a fenced one")
-    output = printed(command, 100)
+        sys.exit(f"there is no block {name}: write <!-- figures: {name} --> above a fenced code block")
+    output = run_command(command, 100)
     lines = output.splitlines(keepends=True)
     if len(lines) > MOST_LINES.get(name, len(lines)):
         output = "".join([*lines[: MOST_LINES[name]], "...\n"])
@@ -62,8 +65,8 @@ def filled(text: str, name: str, command: str) -> str:
     return block.sub(lambda match: match[1] + shown + match[2], text)
 
 
-def printed(command: str, columns: int) -> str:
-    """The output of a command on a terminal with that many columns."""
+def run_command(command: str, columns: int) -> str:
+    """Return the output of a command in a terminal with `columns` columns."""
     words = shlex.split(command)
     environment = {**os.environ, "COLUMNS": str(columns)}
     program = Path(sys.executable).parent / words[0]

@@ -1,6 +1,6 @@
-"""Which recipes `plan_layouts.py` plans: models, tasks, lengths, GPUs, precisions and global batches.
+"""List the recipes that `plan_layouts.py` plans: models, tasks, sequence lengths, GPUs, precisions, global batches.
 
-GPUs come from the planner's hardware facts: one with NVLink and 80 GB or more gets recipes.
+Every GPU of the planner with NVLink and at least 80 GB has recipes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 
 LEAST_GB = 80
-"""Memory of a GPU that gets recipes."""
+"""Minimum memory of a GPU that has recipes."""
 GENERATIONS = {
     "ampere": ("bf16",),
     "hopper": ("bf16", "fp8ds", "fp8cs", "fp8bw"),
     "blackwell": ("bf16", "fp8cs", "mxfp8"),
 }
-"""Precisions that recipes train in, by GPU generation: those of NVIDIA's published runs."""
+"""GPU generation -> precisions of its recipes: those of NVIDIA's published runs."""
 SEARCHED_PRECISIONS = ("bf16", "fp8cs")
-"""What is searched: a precision of each kind. The others choose from the layouts that these find."""
+"""Precisions that are searched, one of each kind; the others choose from the layouts that these find."""
 SAME_MEMORY = 1.1
-"""GPUs whose memory differs by less are searched once."""
+"""GPUs whose memory differs by less than this factor are searched once."""
 SIZED_TO_GB = 190
-"""GPUs with more memory take the node counts of one with so much, so that a model's recipes keep their sizes."""
+"""GPUs with more memory have the node counts of a GPU with this much, so that a model's recipes have the same sizes."""
 TOKENS = 2**22
-"""Tokens of a global batch, pretraining: 4 million, as Llama 2 and 3 were trained."""
+"""Tokens per global batch in pretraining: 4 million, as for Llama 2 and 3."""
 BATCHES = {
     "llama31_405b": 2048,
     "deepseek_v3": 15_360,
@@ -45,49 +45,49 @@ BATCHES = {
     **dict.fromkeys(("bert_110m", "bert_340m"), 256),
     **dict.fromkeys(("t5_220m", "t5_3b", "t5_11b"), 2048),
 }
-"""Global batches of pretraining that their papers or NeMo's recipes give."""
+"""Model -> samples per global batch in pretraining, from its paper or NeMo's recipe."""
 FINETUNE_BATCH = 32
-"""Packed samples: NVIDIA's published fine-tuning runs (NeMo performance summary)."""
+"""Packed samples per global batch of NVIDIA's published fine-tuning runs (NeMo performance summary)."""
 LONG = {
     **dict.fromkeys(("llama3_8b", "llama3_70b", "llama31_8b", "llama31_70b"), (16, 64, 128)),
     **dict.fromkeys(("mixtral_8x7b", "mixtral_8x22b"), (16, 64)),
     **dict.fromkeys(("nemotron3_22b", "nemotron4_15b"), (16, 64)),
 }
-"""Thousands of tokens of the long-context recipes: NeMo's own, and what is between."""
-RETRIEVES = ("e5_340m", "llama_embedding_1b", "llama_embedding_3b", "llama_reranker_1b")
+"""Model -> sequence lengths of its long-context recipes, in thousands of tokens: those of NeMo and some between."""
+RETRIEVERS = ("e5_340m", "llama_embedding_1b", "llama_embedding_3b", "llama_reranker_1b")
 """Models that are only fine-tuned."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One recipe to be planned: a model, a task at a length, a GPU and a precision."""
+    """A recipe to plan: model, task, sequence length, GPU and precision."""
 
     model: str
     task: Task
     context_k: int
-    """Thousands of tokens of a long-context recipe; 0 = the model's usual length."""
+    """Sequence length of a long-context recipe in thousands of tokens; 0 = the model's usual length."""
     gpu: str
     precision: str
 
     @property
     def suffix(self) -> str:
-        """The recipe's name without its model."""
+        """Name of the recipe without its model."""
         return f"{f'{self.context_k}k_' if self.context_k else ''}{self.task}_{self.gpu}_{self.precision}"
 
     @property
     def seq(self) -> int:
-        """Tokens of a sample."""
+        """Tokens per sample."""
         return registry.sequence(registry.models()[self.model], self.task, self.context_k)
 
     @property
     def gbs(self) -> int:
-        """Samples of a global batch."""
+        """Samples per global batch."""
         if self.task != "pretrain":
             return FINETUNE_BATCH
         return BATCHES[self.model] if self.model in BATCHES and not self.context_k else TOKENS // self.seq
 
     def job(self, gpus: int, layout: Layout | None = None) -> PlannedJob:
-        """Its run on so many GPUs; without a layout, one that only gives batch and sharding."""
+        """Return the planned job on `gpus` GPUs; without a layout, one with only the batch size and sharding."""
         facts = hardware.builtin()
         node = facts.node(self.gpu)
         shape = registry.shape_for(registry.models()[self.model], self.task)
@@ -109,13 +109,13 @@ class Case:
 
     @property
     def sharding(self) -> Literal["none", "zero1"]:
-        """Adapters are too small to be worth sharding."""
+        """Sharding of the optimizer states: none for adapters, which are too small to benefit."""
         return "none" if self.task in registry.ADAPTERS else "zero1"
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """The GPUs that get recipes, the smallest memory first: those whose constants are not another GPU's."""
+    """Return name -> GPU for the GPUs that have recipes, by memory: those with constants of their own."""
     nodes = hardware.builtin().nodes.values()
     own = [node for node in nodes if not node.gpu.calibrated_as and not node.gpu.fitted_as]
     planned = [node.gpu for node in own if node.nvlink_domain > 1 and node.gpu.hbm_gb >= LEAST_GB]
@@ -123,13 +123,13 @@ def gpus() -> dict[str, Gpu]:
 
 
 def precisions(gpu: str) -> tuple[str, ...]:
-    """Precisions of a GPU's recipes."""
+    """Return the precisions of a GPU's recipes."""
     return GENERATIONS[gpus()[gpu].generation]
 
 
 @cache
 def searched() -> dict[str, Gpu]:
-    """One GPU of each size of memory: the first that has FP8, so that it has every precision that is searched."""
+    """Return name -> GPU for one GPU of each memory size: the first with FP8, for all SEARCHED_PRECISIONS."""
     chosen: list[Gpu] = []
     for gpu in gpus().values():
         if gpu.fp8_tflops and all(gpu.hbm_gb > SAME_MEMORY * other.hbm_gb for other in chosen):
@@ -138,18 +138,19 @@ def searched() -> dict[str, Gpu]:
 
 
 def sized_as(gpu: str) -> str:
-    """The searched GPU whose memory decides on how few GPUs a model is planned."""
+    """Return the searched GPU whose memory determines the minimum number of GPUs of a model on `gpu`."""
     memory_gb = min(gpus()[gpu].hbm_gb, SIZED_TO_GB)
     return max((g for g in searched().values() if g.hbm_gb <= memory_gb), key=lambda g: g.hbm_gb).name
 
 
 def cases(name: str) -> list[list[Case]]:
-    """The recipes of a model, in groups of one task and length."""
+    """Return the recipes of a model, in groups with the same task and sequence length."""
     model = registry.models()[name]
     tasks: list[Task] = [*TASKS] if model.family != "ssm" else [*TASKS[:2]]
-    if name in RETRIEVES or name.startswith("bert"):
-        tasks = ["sft"] if name in RETRIEVES else ["pretrain"]
-    kinds: list[tuple[Task, int]] = [(task, k) for task in tasks for k in _lengths(name, task)]
+    if name in RETRIEVERS or name.startswith("bert"):
+        tasks = ["sft"] if name in RETRIEVERS else ["pretrain"]
+    lengths = {"pretrain": (0, *LONG.get(name, ()))}
+    kinds: list[tuple[Task, int]] = [(task, k) for task in tasks for k in lengths.get(task, (0,))]
     plain_only = model.unproven and not name.startswith("nemotron")
     return [
         [
@@ -161,8 +162,3 @@ def cases(name: str) -> list[list[Case]]:
         ]
         for task, k in kinds
     ]
-
-
-def _lengths(name: str, task: Task) -> tuple[int, ...]:
-    """Thousands of tokens that a model's recipes of a task have; 0 = its usual length."""
-    return (0, *LONG.get(name, ())) if task == "pretrain" else (0,)

@@ -1,4 +1,4 @@
-"""The layouts of a group of recipes: searched, and as few different ones as leave each within 3 % of its fastest."""
+"""Search layouts for a group of recipes, and select as few as keep each recipe within 3 % of its fastest layout."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ from superpod.planner.layout import Layout
 from superpod.planner.search import Space, search
 
 AS_FAST = 1.03
-"""Layouts within so much of the fastest are as good: less than the planner errs (docs/planner.md)."""
+"""Layouts within this factor of the fastest count as equal: it is below the planner's error (docs/planner.md)."""
 HEADROOM = 0.95
-"""Of what a rank may take, the most that a recipe does: for unlike experts, longer lists of buckets, a newer NCCL."""
+"""Fraction of the usable memory that a recipe may reserve; the rest is for unequal experts, buckets, a newer NCCL."""
 MOST_STAGES = 32
-"""Pipelines deeper than that are planned well and run badly: every stage waits for the slowest."""
+"""Maximum pp: deeper pipelines run slower than planned, because every stage waits for the slowest."""
 MOST_GPUS = 2048
 SIMPLEST = 12
-"""Layouts of each search that may be chosen from."""
+"""Number of layouts of each search that can be selected."""
 ACCURACY = Path(__file__).resolve().parent.parent / "docs" / "planner.md"
 
 Known = Mapping[tuple[str, int], Layout]
-"""(recipe's name without its model, GPUs) -> layout of a published run, or one that is declared."""
+"""(recipe name without its model, GPUs) -> published or declared layout."""
 Place = TypeVar("Place")
 
 
 def plan(group: list[Case], published: Known, declared: Known) -> dict[Case, dict[int, Layout]]:
-    """The layouts of a group of cases at each of their sizes, in GPUs."""
+    """Return case -> GPUs -> layout for a group of cases at each of their sizes."""
     allowed = _allowed(group, published, declared)
     everywhere = {}
     for case in {case for case, _ in allowed}:
         everywhere[case] = set.intersection(*(layouts for (of, _), layouts in allowed.items() if of == case))
-    whole = _fewest({case: layouts for case, layouts in everywhere.items() if layouts})
-    parts = _fewest({place: layouts for place, layouts in allowed.items() if place[0] not in whole}, whole.values())
+    for_case = _fewest({case: layouts for case, layouts in everywhere.items() if layouts})
+    for_size = _fewest(
+        {place: layouts for place, layouts in allowed.items() if place[0] not in for_case}, for_case.values()
+    )
     chosen: dict[Case, dict[int, Layout]] = defaultdict(dict)
     for case, gpus in allowed:
-        chosen[case][gpus] = whole[case] if case in whole else parts[case, gpus]
+        chosen[case][gpus] = for_case[case] if case in for_case else for_size[case, gpus]
     return {case: chosen[case] for case in group if case in chosen}
 
 
 def _allowed(group: list[Case], published: Known, declared: Known) -> dict[tuple[Case, int], set[Layout]]:
-    """Of each case and size, the layouts that are fast enough; the published one alone where it is, or else the one
-    that is declared."""
+    """Return (case, GPUs) -> layouts that are fast enough: only the published one if it is, else the declared one, else
+    all."""
     sizes = {gpu: _sizes(group, gpu, published, declared) for gpu in dict.fromkeys(c.gpu for c in group)}
     pool, fastest = _pool(group, sizes)
     pool |= {replace(layout, gbs=group[0].gbs) for layout in published.values()}
@@ -61,7 +63,7 @@ def _allowed(group: list[Case], published: Known, declared: Known) -> dict[tuple
                 continue
             least = min([*seconds.values(), fastest.get((case, gpus), 1e9)])
             allowed[case, gpus] = {layout for layout, s in seconds.items() if s <= AS_FAST * least}
-            # A published layout ran: it needs no room for surprises.
+            # A published layout has run, so it needs no headroom.
             for known, headroom in ((declared, HEADROOM), (published, 1.0)):
                 kept = known.get((case.suffix, gpus))
                 own = _seconds(case, gpus, {replace(kept, gbs=case.gbs)}, headroom) if kept else {}
@@ -73,19 +75,19 @@ def _allowed(group: list[Case], published: Known, declared: Known) -> dict[tuple
 
 @cache
 def kept_within(is_moe: bool) -> float:
-    """Published and declared layouts stay within so much of the fastest: twice the planner's mean error on tuned runs.
+    """Return the factor of the fastest time within which published and declared layouts are kept.
 
-    The error is read where benchmarks/planner_accuracy.py has it put, in docs/planner.md.
+    It is 1 + twice the planner's mean error on tuned runs, from the table in docs/planner.md.
     """
     name = "tuned, MoE" if is_moe else "tuned, dense"
     row = re.search(rf"^{name} +\d+ +\d+ +([\d.]+)%", ACCURACY.read_text(), re.MULTILINE)
     if row is None:
-        raise UserError(f"{ACCURACY} has no row {name!r}", "put the table of benchmarks/planner_accuracy.py there")
+        raise UserError(f"{ACCURACY} has no row {name!r}", "insert the table of benchmarks/planner_accuracy.py")
     return 1 + 2 * float(row[1]) / 100
 
 
 def _sizes(group: list[Case], gpu: str, published: Known, declared: Known) -> list[int]:
-    """GPUs: the declared ones, or those of a new recipe; and the fewest of a published run that has as many."""
+    """Return the sizes in GPUs: declared or new ones, and the smallest published one that is not below these."""
     suffixes = {case.suffix for case in group if case.gpu == gpu}
     ours = {gpus for suffix, gpus in declared if suffix in suffixes} or _new_sizes(group, gpu)
     theirs = sorted(gpus for suffix, gpus in published if suffix in suffixes and gpus >= min(ours, default=0))
@@ -93,20 +95,20 @@ def _sizes(group: list[Case], gpu: str, published: Known, declared: Known) -> li
 
 
 def _new_sizes(group: list[Case], gpu: str) -> set[int]:
-    """GPUs: the fewest that a case of this GPU fits, and twice and four times that; pretraining eight times, too."""
+    """Return the fewest GPUs on which a case fits, x 2 and x 4, in pretraining also x 8."""
     first = next(c for c in group if c.gpu == sized_as(gpu))
     for gpus in (2**i for i in range(3, 12)):
         if _fast(first, gpus):
             times = (1, 2, 4, 8) if first.task == "pretrain" else (1, 2, 4)
             return {gpus * t for t in times if gpus * t <= max(MOST_GPUS, gpus)}
-    print(f"  nothing fits: {first.model} {first.suffix}", file=sys.stderr)
+    print(f"  no layout fits: {first.model} {first.suffix}", file=sys.stderr)
     return set()
 
 
 @cache
 def _fast(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
-    """The layouts that fit, have a micro-batch for every stage and are as fast as the fastest of these, with their
-    seconds; the fastest first."""
+    """Return (layout, seconds) of the layouts that fit, fill the pipeline and are within AS_FAST of the fastest, which
+    comes first."""
     longest = max(2 * case.seq // 4096, 1)
     space = Space(
         tp=(1, 2, 4, 8),
@@ -114,7 +116,9 @@ def _fast(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
         mbs=(1, 2, 4),
         sharding=(case.sharding,),
         max_vp=8,
-        fixed={"pp": 1} if case.model.startswith("t5") else {},  # Megatron-Core 0.15.3: no pipeline of two halves
+        fixed={"pp": 1}
+        if case.model.startswith("t5")
+        else {},  # Megatron-Core 0.15.3: no pipeline for encoder-decoder models
     )
     try:
         job = case.job(gpus)
@@ -131,12 +135,12 @@ def _fast(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
 
 
 def forget_searches() -> None:
-    """Free what the searches of a model hold."""
+    """Free the cached searches of a model."""
     _fast.cache_clear()
 
 
 def _pool(group: list[Case], sizes: dict[str, list[int]]) -> tuple[set[Layout], dict[tuple[Case, int], float]]:
-    """What may be chosen from: of each search the simplest of the fast ones; and each search's least seconds."""
+    """Return the simplest of the fast layouts of each search, and (case, GPUs) -> seconds of the fastest."""
     pool: set[Layout] = set()
     fastest = {}
     for case in group:
@@ -145,20 +149,20 @@ def _pool(group: list[Case], sizes: dict[str, list[int]]) -> tuple[set[Layout], 
         for gpus in sizes[case.gpu]:
             if fast := _fast(case, gpus):
                 fastest[case, gpus] = fast[0][1]
-                simplest = sorted(fast, key=lambda pair: (_features(pair[0]), pair[1]))[:SIMPLEST]
+                simplest = sorted(fast, key=lambda pair: (_complexity(pair[0]), pair[1]))[:SIMPLEST]
                 pool |= {layout for layout, _ in simplest}
     return pool, fastest
 
 
-def _features(layout: Layout) -> int:
-    """What a reader has to understand in it."""
+def _complexity(layout: Layout) -> int:
+    """Return how complex a layout is: its non-default fields, weighted."""
     odd = 4 * (layout.chunks is not None) + 2 * (layout.recompute == "full")
-    odd += 2 * (layout.tp > 1 and not layout.sp)  # sequence parallelism sends no more, and holds less
+    odd += 2 * (layout.tp > 1 and not layout.sp)  # sequence parallelism needs less memory for the same traffic
     return odd + sum(getattr(layout, f.name) != f.default for f in fields(layout))
 
 
 def _seconds(case: Case, gpus: int, pool: set[Layout], headroom: float = HEADROOM) -> dict[Layout, float]:
-    """Step time of each layout that is legal, fits with its margin, and has a micro-batch for every stage."""
+    """Return layout -> step time for the layouts that are legal, fit with headroom, and fill the pipeline."""
     layouts = list(pool)
     predictions = predict.many([case.job(gpus, layout) for layout in layouts])
     return {
@@ -172,13 +176,13 @@ def _seconds(case: Case, gpus: int, pool: set[Layout], headroom: float = HEADROO
 
 
 def _fewest(allowed: Mapping[Place, set[Layout]], known: Iterable[Layout] = ()) -> dict[Place, Layout]:
-    """One of the allowed layouts for each place, greedily as few different ones as it can; `known` are used anyway."""
+    """Return place -> one of its allowed layouts, with few distinct layouts (greedy); `known` layouts are preferred."""
     left, chosen = dict(allowed), {}
     used = set(known)
     while left:
         counts = Counter(layout for layouts in left.values() for layout in layouts)
         preferred = {layout: n for layout, n in counts.items() if layout in used} or counts
-        best = min(preferred, key=lambda layout: (-preferred[layout] / (3 + _features(layout)), repr(layout)))
+        best = min(preferred, key=lambda layout: (-preferred[layout] / (3 + _complexity(layout)), repr(layout)))
         for place in [place for place, layouts in left.items() if best in layouts]:
             chosen[place] = best
             del left[place]

@@ -1,9 +1,9 @@
-"""Mutation testing: plant one fault at a time in a copy of the tree, and see whether the nearest fast tests notice.
+"""Mutation testing: plant one fault at a time in a copy of the source tree, and run the nearest fast tests.
 
     .venv/bin/python scripts/mutate.py --seed 1 --count 60 planner/rules/rules.py 'weights/**/*.py'
 
-Faults are drawn uniformly over what can be mutated in the files; messages, type hints and log lines are left alone.
-Prints the mutants that no test killed, and the share that was killed; the exit status is 0 either way.
+Faults are sampled uniformly from all possible mutations in the files; messages, type hints and log lines are not
+mutated. Prints the mutants that survive and the number that the tests kill; the exit status is 0 in both cases.
 """
 
 import argparse
@@ -42,13 +42,13 @@ NEAREST = {
     "runtime/attempts/test_attempt_end.py",
     "requests/resume_changes.py": "requests/test_resume_changes.py",
 }
-"""What is mutated by default, and its tests below tests/; another file has the tests of its folder."""
+"""Files mutated by default -> their tests in tests/; any other file has the tests of its folder."""
 FAST = "not slow and not slurm and not long and not nemo and not train"
 SLOW_IMPORTS = ("numpy", "pydantic", "jinja2", "torch", "transformers.models.llama.modeling_llama")
-"""Imported once, before the tests of all mutants; nothing of this project."""
+"""Third-party modules imported once, before the tests of all mutants."""
 SILENT = ("print", "note", "debug", "info", "warning", "log", "isinstance", "getattr", "hasattr", "cast", "TypeVar")
 SYMMETRIC = ("max", "min", "maximum", "minimum", "isclose", "equal", "assert_close")
-"""Calls whose first two arguments may change places."""
+"""Functions whose first two arguments can be swapped without effect."""
 SKIPPED = ("annotation", "returns", "decorator_list", "bases")
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Eq: "!=", ast.NotEq: "==", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.In: "not in",
@@ -59,7 +59,7 @@ TYPE_CHECKING = "TYPE_CHECKING"
 
 
 class Mutant(NamedTuple):
-    """One fault: bytes of a file and what stands there instead."""
+    """One fault: the replacement of a range of bytes in a file."""
 
     file: str
     line: int
@@ -68,13 +68,13 @@ class Mutant(NamedTuple):
     new: str
 
     def source(self) -> bytes:
-        """The file with the fault."""
+        """Return the content of the file with the fault."""
         source = (ROOT / self.file).read_bytes()
         return source[: self.begin] + self.new.encode() + source[self.end :]
 
 
 def mutants(file: str) -> Iterator[Mutant]:
-    """Everything that can be mutated in a file of the tree."""
+    """Yield all possible mutants of a file."""
     source = (ROOT / file).read_bytes()
     lines = source.splitlines(keepends=True)
     for node, new in faults(ast.parse(source)):
@@ -83,13 +83,13 @@ def mutants(file: str) -> Iterator[Mutant]:
 
 
 def faults(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Nodes with the text that takes their place, in and below a node."""
+    """Yield (node, replacement text) for a syntax node and its descendants."""
     if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert)) or is_silent(node):
         return
     if isinstance(node, ast.expr):
-        yield from ((node, new) for new in in_expression(node))
+        yield from ((node, new) for new in replace_expression(node))
     if isinstance(node, ast.stmt):
-        yield from ((node, new) for new in in_statement(node))
+        yield from ((node, new) for new in replace_statement(node))
     conditions = getattr(node, "ifs", [node.test] if isinstance(node, (ast.If, ast.While)) else [])
     yield from ((test, f"(not ({ast.unparse(test)}))") for test in conditions)
     if isinstance(node, ast.Raise):  # its message
@@ -102,43 +102,45 @@ def faults(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 
 
 def is_silent(node: ast.AST) -> bool:
-    """Whether nothing that the program does depends on a node."""
+    """Return whether a node has no effect on the program's behaviour: output, logging, type checks."""
     if isinstance(node, ast.Call):
-        return called(node) in SILENT
+        return called_name(node) in SILENT
     if isinstance(node, ast.Expr):
         return is_silent(node.value)
     return isinstance(node, ast.If) and ast.unparse(node.test) == TYPE_CHECKING
 
 
-def called(node: ast.Call) -> str:
-    """The last name of what is called."""
+def called_name(node: ast.Call) -> str:
+    """Return the name of the called function, without its module or object."""
     return ast.unparse(node.func).rpartition(".")[2]
 
 
-def in_expression(node: ast.expr) -> Iterator[str]:
-    """What may stand in place of an expression."""
-    say = ast.unparse
+def replace_expression(node: ast.expr) -> Iterator[str]:
+    """Yield the mutations of an expression as text."""
+    to_text = ast.unparse
     match node:
         case ast.Compare(left, [operator], [right]):
-            yield f"({say(left)} {OPERATORS[type(operator)]} {say(right)})"
+            yield f"({to_text(left)} {OPERATORS[type(operator)]} {to_text(right)})"
         case ast.BoolOp(operator, values):
-            yield "(" + f" {OPERATORS[type(operator)]} ".join(f"({say(value)})" for value in values) + ")"
+            yield "(" + f" {OPERATORS[type(operator)]} ".join(f"({to_text(value)})" for value in values) + ")"
         case ast.UnaryOp(ast.Not(), operand):
-            yield f"bool({say(operand)})"
+            yield f"bool({to_text(operand)})"
         case ast.BinOp(left, operator, right) if type(operator) in OPERATORS and not (is_text(left) or is_text(right)):
-            yield f"(({say(left)}) {OPERATORS[type(operator)]} ({say(right)}))"
+            yield f"(({to_text(left)}) {OPERATORS[type(operator)]} ({to_text(right)}))"
             if isinstance(operator, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod)):
-                yield f"({say(ast.BinOp(right, operator, left))})"
+                yield f"({to_text(ast.BinOp(right, operator, left))})"
         case ast.IfExp(test, body, orelse):
-            yield f"({say(orelse)} if {say(test)} else {say(body)})"
+            yield f"({to_text(orelse)} if {to_text(test)} else {to_text(body)})"
         case ast.Constant(bool() | int() | float() as value):
             yield repr(not value if isinstance(value, bool) else value + 1)
-        case ast.Call(args=[first, second, *rest]) if say(first) != say(second) and called(node) not in SYMMETRIC:
-            yield say(ast.Call(node.func, [second, first, *rest], node.keywords))
+        case ast.Call(args=[first, second, *rest]) if (
+            to_text(first) != to_text(second) and called_name(node) not in SYMMETRIC
+        ):
+            yield to_text(ast.Call(node.func, [second, first, *rest], node.keywords))
 
 
-def in_statement(node: ast.stmt) -> Iterator[str]:
-    """What may stand in place of a statement."""
+def replace_statement(node: ast.stmt) -> Iterator[str]:
+    """Yield the mutations of a statement as text."""
     match node:
         case ast.Raise() | ast.Continue() | ast.Break() | ast.AugAssign() | ast.Delete() | ast.Expr(ast.Call()):
             yield "pass"
@@ -149,12 +151,12 @@ def in_statement(node: ast.stmt) -> Iterator[str]:
 
 
 def is_text(node: ast.expr) -> bool:
-    """Whether an operand is a string."""
+    """Return whether an operand is a string literal."""
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def tests_of(file: str) -> list[str]:
-    """The tests nearest to a file, those that have its name first."""
+def find_tests(file: str) -> list[str]:
+    """Return the test files nearest to a source file, those with its name first."""
     file = file.removeprefix(PACKAGE)
     folder = str(Path(file).parent)
     listed = next((tests for pattern, tests in NEAREST.items() if fnmatch.fnmatch(file, pattern)), folder).split()
@@ -168,7 +170,7 @@ def tests_of(file: str) -> list[str]:
 
 
 def copy_tree(into: Path) -> None:
-    """The files that git knows or does not ignore."""
+    """Copy all files that git does not ignore to the folder `into`."""
     command = ["git", "ls-files", "-zco", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(os.path.lexists, (ROOT / name for name in listed.split("\0") if name)):
@@ -177,8 +179,8 @@ def copy_tree(into: Path) -> None:
         shutil.copy2(name, place, follow_symlinks=False)
 
 
-def begin(tree: Path, tests: list[str]) -> int:
-    """Run tests in a copy, in a fork of this process, which has imported what is slow to import; returns its id."""
+def start_tests(tree: Path, tests: list[str]) -> int:
+    """Run tests in a copy of the tree, in a fork of this process with its slow imports; return the process ID."""
     if child := os.fork():
         return child
     status = 1
@@ -199,8 +201,8 @@ def begin(tree: Path, tests: list[str]) -> int:
         os._exit(status)
 
 
-def finish(child: int, tree: Path) -> None:
-    """Kill a run of tests and all that it started, also in sessions of their own."""
+def kill_tests(child: int, tree: Path) -> None:
+    """Kill a run of tests and all processes that it started, including those in other sessions."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     for entry in Path("/proc").glob("[0-9]*"):
@@ -209,27 +211,27 @@ def finish(child: int, tree: Path) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def judge(drawn: list[Mutant], trees: list[Path], timeout: float) -> list[Mutant]:
-    """The mutants that no test kills, each run in one of the copies."""
-    waiting, running, alive = list(drawn), dict[int, tuple[Mutant, Path, float]](), list[Mutant]()
+def run_mutants(sampled: list[Mutant], trees: list[Path], timeout: float) -> list[Mutant]:
+    """Run the tests of each mutant in one of the copies, and return the mutants that survive."""
+    waiting, running, alive = list(sampled), dict[int, tuple[Mutant, Path, float]](), list[Mutant]()
     while waiting or running:
         while trees and waiting:
             mutant, tree = waiting.pop(0), trees.pop()
             (tree / mutant.file).write_bytes(mutant.source())
-            running[begin(tree, tests_of(mutant.file))] = (mutant, tree, time.monotonic())
+            running[start_tests(tree, find_tests(mutant.file))] = (mutant, tree, time.monotonic())
         time.sleep(0.1)
         for child, (mutant, tree, begun) in list(running.items()):
             ended, status = os.waitpid(child, os.WNOHANG)
             seconds = time.monotonic() - begun
             if not ended and seconds < timeout:
                 continue
-            finish(child, tree)
+            kill_tests(child, tree)
             if not ended:
                 os.waitpid(child, 0)
             if survived := ended and status == 0:
                 alive.append(mutant)
-            said = "SURVIVED" if survived else "killed" if ended else "timed out"
-            print(f"{said:9} {seconds:5.1f} s  {mutant.file}:{mutant.line}", flush=True)
+            result = "SURVIVED" if survived else "killed" if ended else "timed out"
+            print(f"{result:9} {seconds:5.1f} s  {mutant.file}:{mutant.line}", flush=True)
             shutil.copy2(ROOT / mutant.file, tree / mutant.file)
             del running[child]
             trees.append(tree)
@@ -237,34 +239,38 @@ def judge(drawn: list[Mutant], trees: list[Path], timeout: float) -> list[Mutant
 
 
 def main() -> None:
-    """Draw, run and report."""
+    """Sample mutants, run their tests and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=list(NEAREST), help="files or patterns; default: those of NEAREST")
+    parser.add_argument(
+        "files", nargs="*", default=list(NEAREST), help="files or patterns in src/superpod; default: those of NEAREST"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=180, help="seconds for the tests of one mutant")
-    asked = parser.parse_args()
-    files = sorted({str(path.relative_to(ROOT)) for pattern in asked.files for path in (ROOT / PACKAGE).glob(pattern)})
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for the tests of one mutant (default: 180)")
+    options = parser.parse_args()
+    files = sorted(
+        {str(path.relative_to(ROOT)) for pattern in options.files for path in (ROOT / PACKAGE).glob(pattern)}
+    )
     sites = [mutant for file in files for mutant in mutants(file)]
-    drawn = random.Random(asked.seed).sample(sites, min(asked.count, len(sites)))
+    sampled = random.Random(options.seed).sample(sites, min(options.count, len(sites)))
     for module in SLOW_IMPORTS:
         with contextlib.suppress(ImportError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(module)
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        trees = [Path(scratch) / str(number) for number in range(asked.workers)]
+        trees = [Path(scratch) / str(number) for number in range(options.workers)]
         for tree in trees:
             copy_tree(tree)
-        child = begin(trees[0], sorted({test for mutant in drawn for test in tests_of(mutant.file)}))
+        child = start_tests(trees[0], sorted({test for mutant in sampled for test in find_tests(mutant.file)}))
         if os.waitpid(child, 0)[1]:
             sys.exit(f"{(trees[0] / 'output.txt').read_text()[-3000:]}\nthe tests fail before anything is mutated")
-        alive = judge(drawn, trees, asked.timeout)
+        alive = run_mutants(sampled, trees, options.timeout)
     for mutant in sorted(alive):
         before, after = (text.decode().splitlines() for text in ((ROOT / mutant.file).read_bytes(), mutant.source()))
         lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
         print(f"\n{mutant.file}:{mutant.line}", *lines, sep="\n")
-    print(f"\nkilled {len(drawn) - len(alive)} of {len(drawn)}, drawn of {len(sites)} with seed {asked.seed}")
+    print(f"\nkilled {len(sampled) - len(alive)} of {len(sampled)}, a sample of {len(sites)} with seed {options.seed}")
 
 
 if __name__ == "__main__":

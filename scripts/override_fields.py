@@ -1,8 +1,8 @@
-"""Write collection/facts/override_fields.json: the fields that overrides may name, by section, from NeMo's own classes.
+"""Write collection/facts/override_fields.json: the fields that overrides can set, by section, from NeMo's classes.
 
     python scripts/override_fields.py
 
-Run it when the pinned NeMo changes; tests/nemo2/test_override_fields.py compares the file with NeMo.
+Run it after a change of the pinned NeMo; tests/nemo2/test_override_fields.py compares the file with NeMo.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from superpod.collection.facts.override_fields import FILE
 
 
-def known() -> dict[str, list[str]]:
-    """Section -> the names that any of the classes takes that recipes have there."""
+def read_fields() -> dict[str, list[str]]:
+    """Return section -> names of the parameters of all classes that recipes use in it."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -42,25 +42,25 @@ def known() -> dict[str, list[str]]:
         "log.ckpt": [nl.ModelCheckpoint],
         "resume": [nl.AutoResume],
         "resume.restore_config": [nl.RestoreConfig],
-        "model.config": list(_below(TransformerConfig)),
+        "model.config": list(_subclasses(TransformerConfig)),
         "data": [PreTrainingDataModule, FineTuningDataModule, CustomRetrievalDataModule, *mock],
     }
     return {at: sorted({name for one in group for name in parameters(one)}) for at, group in classes.items()}
 
 
-def _below(kind: type) -> Iterator[type]:
-    """A class and all that are derived from it."""
+def _subclasses(kind: type) -> Iterator[type]:
+    """Yield a class and all its subclasses."""
     yield kind
     for derived in kind.__subclasses__():
-        yield from _below(derived)
+        yield from _subclasses(derived)
 
 
-def as_json(fields: dict[str, list[str]]) -> str:
-    """The fields as JSON, with as many on a line as fit."""
+def format_json(fields: dict[str, list[str]]) -> str:
+    """Format the fields as JSON, with lines of up to 120 characters."""
     texts = {at: ", ".join(json.dumps(name) for name in names) for at, names in fields.items()}
     filled = {at: textwrap.fill(text, 120, initial_indent="  ", subsequent_indent="  ") for at, text in texts.items()}
     return "{\n" + ",\n".join(f" {json.dumps(at)}: [\n{text}\n ]" for at, text in filled.items()) + "\n}\n"
 
 
 if __name__ == "__main__":
-    FILE.write_text(as_json(known()), encoding="utf-8")
+    FILE.write_text(format_json(read_fields()), encoding="utf-8")

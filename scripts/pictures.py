@@ -1,6 +1,6 @@
-"""Make the pictures of the README and docs/ from real commands, in headless Chromium: `make pictures`.
+"""Take the pictures of the README and docs/ from real commands, in headless Chromium: `make pictures`.
 
-`make pictures ONLY=terminal` makes those whose names begin so.
+`make pictures ONLY=terminal` takes only those whose file names begin with `terminal`.
 """
 
 import fcntl
@@ -25,23 +25,23 @@ OUT = ROOT / "docs" / "pictures"
 RECIPES = Path(sys.executable).parent / "recipes"
 PLAN = "plan llama3_70b --gpu h100 --gpus 64 --gbs 128"
 LARGE = 150_000
-"""Bytes of a picture that is worth fewer colours."""
+"""Size in bytes from which a picture is reduced to 256 colors."""
 LAYOUT = "explain mixtral_8x7b --gpu h100 --gpus 32 --gbs 32 --layout tp=2,pp=4,vp=2,ep=4,etp=1,sp"
 
 RUN = ROOT / "tests" / "reports" / "report_runs" / "tiny_llama3" / "20261123T071400Z-90bd23"
-"""A real run of which two attempts were killed."""
+"""A real run with two killed attempts."""
 REPORT = f"report {RUN.name}"
 
 
 class Picture(NamedTuple):
-    """One element of a page, as a file."""
+    """A screenshot of one element of a page."""
 
     file: str
     command: str
     element: str
     theme: str = "light"
     before: str = ""
-    """A script that acts on the page first."""
+    """JavaScript that runs on the page before the screenshot."""
 
 
 CHOSEN_GPU = """() => {
@@ -65,7 +65,7 @@ PICTURES = (
 
 
 class Terminal(NamedTuple):
-    """What a command writes into a terminal of so many columns, as a file."""
+    """A picture of the output of a command in a terminal."""
 
     file: str
     command: str
@@ -82,20 +82,20 @@ pre {{ display: inline-block; margin: 0; padding: 14px 18px; color: #e6edf3; bac
 
 
 def main() -> None:
-    """Write docs/pictures/, or of it the files whose names begin so."""
+    """Write the pictures in docs/pictures/, or those whose names begin with the argument."""
     from playwright.sync_api import sync_playwright
 
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         folder = Path(name)
-        shutil.copytree(RUN, folder / RUN.name)  # `report` draws its curve into a run
+        shutil.copytree(RUN, folder / RUN.name)  # `report` writes its curve to the run folder
         shutil.copytree(RUN, folder / "runs" / RUN.parent.name / RUN.name)
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         pictures = [picture for picture in PICTURES if picture.file.startswith(only)]
-        pages = _pages({picture.command for picture in pictures}, folder)
+        pages = _write_pages({picture.command for picture in pictures}, folder)
         for picture in pictures:
-            _take(browser, picture, pages)
+            _take_picture(browser, picture, pages)
         for terminal in TERMINALS:
             if terminal.file.startswith(only):
                 _take_terminal(browser, terminal, folder)
@@ -105,8 +105,8 @@ def main() -> None:
             shrink(path)
 
 
-def _pages(commands: set[str], folder: Path) -> dict[str, Path]:
-    """The page of every command."""
+def _write_pages(commands: set[str], folder: Path) -> dict[str, Path]:
+    """Write the page of each command, and return command -> file."""
     pages = {command: folder / f"{i}.html" for i, command in enumerate(sorted(commands))}
     for command, page in pages.items():
         words = [RECIPES, *command.split(), "--html", page.name]
@@ -114,7 +114,8 @@ def _pages(commands: set[str], folder: Path) -> dict[str, Path]:
     return pages
 
 
-def _take(browser: "Browser", picture: Picture, pages: Mapping[str, Path]) -> None:
+def _take_picture(browser: "Browser", picture: Picture, pages: Mapping[str, Path]) -> None:
+    """Write a screenshot of an element of a page."""
     window = browser.new_page(viewport={"width": 1040, "height": 900}, device_scale_factor=1.5)
     window.emulate_media(color_scheme="dark" if picture.theme == "dark" else "light")
     window.goto(f"file://{pages[picture.command]}")
@@ -128,12 +129,15 @@ def _take(browser: "Browser", picture: Picture, pages: Mapping[str, Path]) -> No
 
 
 def _take_terminal(browser: "Browser", terminal: Terminal, folder: Path) -> None:
+    """Write a picture of the output of a command."""
     from rich.console import Console
     from rich.terminal_theme import MONOKAI
     from rich.text import Text
 
     console = Console(width=terminal.columns, record=True, file=io.StringIO(), highlight=False)
-    console.print(Text.from_ansi(f"$ recipes {terminal.command}\n{_typed(terminal, folder).rstrip()}"), soft_wrap=True)
+    console.print(
+        Text.from_ansi(f"$ recipes {terminal.command}\n{_run_in_terminal(terminal, folder).rstrip()}"), soft_wrap=True
+    )
     text = console.export_html(theme=MONOKAI, code_format="{code}", inline_styles=True)
     window = browser.new_page(viewport={"width": 1040, "height": 900}, device_scale_factor=1.5)
     window.set_content(WINDOW.format(text=text))
@@ -141,26 +145,26 @@ def _take_terminal(browser: "Browser", terminal: Terminal, folder: Path) -> None
     window.close()
 
 
-def _typed(terminal: Terminal, folder: Path) -> str:
-    """What the command writes into a real terminal, colours included; the folder has another name each time."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, terminal.columns, 0, 0))
+def _run_in_terminal(terminal: Terminal, folder: Path) -> str:
+    """Return the output of a command in a pseudo-terminal, with colors but without the path of `folder`."""
+    master, tty = pty.openpty()
+    fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 50, terminal.columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
     environment |= {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
     words = [RECIPES, *terminal.command.split()]
-    running = subprocess.Popen(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=its, stderr=its, env=environment)
-    os.close(its)
+    running = subprocess.Popen(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=tty, stderr=tty, env=environment)
+    os.close(tty)
     written = b""
-    while block := _read(ours):
+    while block := _read(master):
         written += block
-    os.close(ours)
+    os.close(master)
     if running.wait():
-        raise SystemExit(f"recipes {terminal.command} ended with {running.returncode}:\n{written.decode()}")
+        raise SystemExit(f"recipes {terminal.command} exited with {running.returncode}:\n{written.decode()}")
     return written.decode().replace("\r\n", "\n").replace(f"{folder}/", "")
 
 
 def _read(terminal: int) -> bytes:
-    """The next bytes; none once nothing writes into the terminal any more, which Linux calls an error."""
+    """Return the next bytes of a pseudo-terminal; b"" at its end, which Linux reports as an error."""
     try:
         return os.read(terminal, 65536)
     except OSError:
@@ -168,7 +172,7 @@ def _read(terminal: int) -> bytes:
 
 
 def shrink(path: Path) -> None:
-    """A picture of 256 colours takes a third of the bytes, and nobody sees it."""
+    """Reduce a picture to 256 colors, which takes a third of the bytes without a visible difference."""
     from PIL import Image
 
     image = Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE)

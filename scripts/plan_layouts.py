@@ -1,12 +1,12 @@
 """Plan every recipe's layout: `python scripts/plan_layouts.py [MODEL...] [--published step_time.csv] [--anew]`.
 
-Writes recipes/layouts/MODEL.toml anew, with the steps between two checkpoints (`save_intervals.py`). Per model and
-task: search GPUs of each memory size, and each kind of precision; take the fewest layouts that are each within 3 % of
-the fastest wherever they are used, which is less than the planner errs, one for all sizes of a recipe where there is
-one. What a file declares already stays unless the fastest is better by more than twice the planner's error: a recipe
-does not move with every fit; --anew takes no notice of it. So does the layout of a measured run of the same case that
-was published; --published also writes those cases to recipes/published.toml. Read the diff before committing: this
-plans, people review.
+Replaces recipes/layouts/MODEL.toml, with the steps between checkpoints (`save_intervals.py`). For each model and task,
+it searches GPUs of each memory size in each kind of precision, and selects the fewest layouts that are within 3 % of
+the fastest (less than the planner's error) wherever they are used; one for all sizes of a recipe if possible.
+
+A declared layout stays unless the fastest is better by more than twice the planner's error, so that recipes do not
+change with every fit; --anew ignores declared layouts. The layout of a published run of the same case stays likewise;
+--published also writes these cases to recipes/published.toml. Review the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ HEAD = "# Written by scripts/plan_layouts.py in the format of collection/layout_
 
 
 def write(name: str, planned: list[Planned], runs: Runs) -> Path:
-    """The layouts of a model as its file, whole or not at all; of tasks not planned, those it has."""
+    """Write the layout file of a model atomically; tasks that were not planned keep their layouts."""
     path = registry.LAYOUTS / f"{name}.toml"
     partial = path.with_suffix(".toml.partial")
-    partial.write_text(text_of(path.read_text() if path.is_file() else "", planned, runs))
+    partial.write_text(format_file(path.read_text() if path.is_file() else "", planned, runs))
     os.replace(partial, path)
     return path
 
 
 def declared(entries: Iterable[Entry]) -> dict[tuple[str, int], Layout]:
-    """What a layout file has: (recipe's name without its model, GPUs) -> layout."""
+    """Return (recipe name without its model, GPUs) -> layout for the entries of a layout file."""
     return {
         (entry.recipe, nodes * hardware.node(registry.recipe_facts(entry.recipe, entry.where)["gpu"]).gpus): layout
         for entry in entries
@@ -52,35 +52,37 @@ def declared(entries: Iterable[Entry]) -> dict[tuple[str, int], Layout]:
     }
 
 
-def text_of(old: str, planned: list[Planned], runs: Runs) -> str:
-    """A layout file's text: the planned recipes after the blocks of `old` whose tasks were not planned."""
+def format_file(old: str, planned: list[Planned], runs: Runs) -> str:
+    """Return the text of a layout file: the blocks of `old` whose tasks were not planned, then the planned recipes."""
     tasks = {case.task for group in planned for case in group}
     blocks = [block.strip() for block in old.split("\n\n")]
-    kept = [block for block in blocks if (found := _tasks_of(block)) and not tasks & found]
-    return "\n".join([HEAD, *(f"{block}\n" for block in kept), *(_block(group, runs) for group in planned)])
+    kept = [block for block in blocks if (found := _parse_tasks(block)) and not tasks & found]
+    return "\n".join([HEAD, *(f"{block}\n" for block in kept), *(_format_block(group, runs) for group in planned)])
 
 
-def _tasks_of(block: str) -> set[str]:
+def _parse_tasks(block: str) -> set[str]:
+    """Return the tasks of the recipes in a block of a layout file."""
     entries = layout_text.parse(block, "layouts")
     return {registry.recipe_facts(entry.recipe, entry.where)["task"] for entry in entries}
 
 
-def _block(group: Planned, runs: Runs) -> str:
-    """The lines of a group of recipes."""
+def _format_block(group: Planned, runs: Runs) -> str:
+    """Format a group of recipes as a block of a layout file."""
     lines = []
     for case, layouts in group.items():
-        lines += _remarks(case, layouts, runs)
+        lines += _published_comments(case, layouts, runs)
         lines += layout_text.format_entry(case.suffix, _by_nodes(case, layouts), {})
     return "\n".join(lines) + "\n"
 
 
 def _by_nodes(case: Case, layouts: dict[int, Layout]) -> dict[int, Layout]:
+    """Convert GPUs -> layout to nodes -> layout."""
     per_node = hardware.node(case.gpu).gpus
     return {max(gpus // per_node, 1): layout for gpus, layout in sorted(layouts.items())}
 
 
-def _remarks(case: Case, layouts: dict[int, Layout], runs: Runs) -> Iterator[str]:
-    """A comment for each published run of a recipe."""
+def _published_comments(case: Case, layouts: dict[int, Layout], runs: Runs) -> Iterator[str]:
+    """Yield a comment for each published run of a recipe."""
     for gpus, layout in sorted(layouts.items()):
         if run := runs.get((case.suffix, gpus)):
             same = replace(run.layout, gbs=case.gbs) == layout
@@ -89,12 +91,14 @@ def _remarks(case: Case, layouts: dict[int, Layout], runs: Runs) -> Iterator[str
 
 
 def main() -> None:
-    """The command."""
+    """Plan the layouts of the given models, or of all, and write their files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--published", type=Path)
-    parser.add_argument("--anew", action="store_true", help="take no notice of the layouts that are declared")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS, help="others stay as they are")
+    parser.add_argument("--anew", action="store_true", help="ignore declared layouts")
+    parser.add_argument(
+        "--tasks", nargs="*", choices=TASKS, default=TASKS, help="tasks to plan; others keep their layouts"
+    )
     options = parser.parse_args()
     published = published_layouts.read(options.published) if options.published else {}
     if published:

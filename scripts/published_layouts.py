@@ -1,4 +1,4 @@
-"""Published runs of our recipes: read from a table of measurements, and written to recipes/published.toml."""
+"""Read published runs of our recipes from a table of measurements, and write recipes/published.toml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = registry.LAYOUTS.parent / "published.toml"
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A measured run that others published."""
+    """A published run of one of our recipes."""
 
     case: Case
     gpus: int
@@ -30,7 +30,7 @@ class PublishedRun:
     source: str
 
     def line(self) -> str:
-        """As an item of a recipe's list in recipes/published.toml."""
+        """Format the run as an item of its recipe's list in recipes/published.toml."""
         return (
             f"    {{ gpus = {self.gpus}, tokens_per_s_per_gpu = {round(self.tokens_per_s_per_gpu, 1)}, "
             f'layout = "{option_syntax.format_layout(self.layout, with_batch=True)}", '
@@ -39,14 +39,14 @@ class PublishedRun:
 
 
 Runs = dict[tuple[str, int], PublishedRun]
-"""(recipe's name without its model, GPUs) -> its fastest published run."""
+"""(recipe name without its model, GPUs) -> its fastest published run."""
 
 
 def read(path: Path) -> dict[str, Runs]:
-    """Published runs of our cases by model; of several of the same case and size, the fastest."""
+    """Return model -> the fastest published run of each of its cases and sizes in a CSV file."""
     by_model: dict[str, Runs] = defaultdict(dict)
     with path.open() as table:
-        for run in map(_run, csv.DictReader(table)):
+        for run in map(_parse_run, csv.DictReader(table)):
             if run is None:
                 continue
             known = by_model[run.case.model].get((run.case.suffix, run.gpus))
@@ -55,8 +55,8 @@ def read(path: Path) -> dict[str, Runs]:
     return by_model
 
 
-def _run(row: dict[str, str]) -> PublishedRun | None:
-    """The run of a row; None where no recipe is like it."""
+def _parse_run(row: dict[str, str]) -> PublishedRun | None:
+    """Return the run of a row; None if no recipe has its model, task, GPU, precision and sequence length."""
     model = registry.models().get(row["model"])
     if model is None or row["layers"] or row["fsdp"] not in ("", "0", "1"):
         return None
@@ -65,7 +65,7 @@ def _run(row: dict[str, str]) -> PublishedRun | None:
     except UserError:
         return None
     case = Case(row["model"], job.task, 0, job.node.gpu.name, job.precision)
-    if case not in _known(row["model"]) or case.seq != job.seq or job.options.framework != "megatron":
+    if case not in _cases(row["model"]) or case.seq != job.seq or job.options.framework != "megatron":
         return None
     if job.gpus % 8 or job.layout.sharding in ("zero2", "zero3"):
         return None
@@ -75,8 +75,8 @@ def _run(row: dict[str, str]) -> PublishedRun | None:
 
 
 @cache
-def _known(model: str) -> frozenset[Case]:
-    """The cases that have a recipe."""
+def _cases(model: str) -> frozenset[Case]:
+    """Return the cases of a model that have a recipe."""
     return frozenset(case for group in cases(model) for case in group)
 
 

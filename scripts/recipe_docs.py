@@ -20,7 +20,7 @@ from superpod.planner.layout import Layout
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
 NEMO_PAGE = ROOT / "docs" / "nemo_recipes.md"
-"""Page with a row for every recipe that NeMo ships."""
+"""Page with a row for every recipe of NeMo."""
 
 OTHER_NAMES = {
     "llama4_e16": "llama4_scout",
@@ -33,7 +33,7 @@ NOT_OURS = {"hyena_base": "what NeMo's three Hyena recipes are made from; it nam
 
 
 def counterpart(name: str) -> str:
-    """Our name for a recipe file of NeMo: `llama4_e16` -> `llama4_scout`, `llama3_8b_16k` as is; "" = none."""
+    """Return our name for a recipe file of NeMo, such as `llama4_scout` for `llama4_e16`; "" = no counterpart."""
     model, _, context = name.rpartition("_")
     if name in OTHER_NAMES or name in registry.models():
         return OTHER_NAMES.get(name, name)
@@ -41,22 +41,22 @@ def counterpart(name: str) -> str:
 
 
 def coverage(nemo_recipes: Iterable[str]) -> dict[str, str]:
-    """Map recipes of NeMo, such as `llama3_8b/pretrain`, to ours in BF16 on H100, or "" if there is none."""
+    """Return NeMo's recipe, such as `llama3_8b/pretrain` -> our recipe in BF16 on H100, or "" if there is none."""
     ours = {}
     for name in nemo_recipes:
         file, _, task = name.partition("/")
-        made = f"{counterpart(file)}_{'pretrain' if task == 'pretrain' else 'sft'}_h100_bf16"
-        ours[name] = made if made in registry.recipes() else ""
+        candidate = f"{counterpart(file)}_{'pretrain' if task == 'pretrain' else 'sft'}_h100_bf16"
+        ours[name] = candidate if candidate in registry.recipes() else ""
     return ours
 
 
 def judged_recipes() -> list[str]:
-    """The recipes of NeMo with a row in docs/nemo_recipes.md."""
+    """Return the recipes of NeMo that have a row in docs/nemo_recipes.md."""
     return re.findall(r"^\| (\w+/\w+) \|", NEMO_PAGE.read_text(), re.MULTILINE)
 
 
 def nemo_names() -> str:
-    """List the recipes of NeMo that have another name here, or no counterpart."""
+    """Return a list of NeMo's recipes that have a different name here, or no counterpart, as Markdown."""
     ours = coverage(judged_recipes())
     covered = sum(1 for name in ours.values() if name)
     lines = [f"{covered} of the {len(ours)} recipes that NeMo ships have one here, by the same name except:", ""]
@@ -66,58 +66,58 @@ def nemo_names() -> str:
 
 
 def counts() -> str:
-    """The number of recipes and sizes."""
+    """Return a sentence with the number of recipes and sizes."""
     every = registry.recipes().values()
     return f"{len(every):,} recipes at {sum(len(recipe.nodes) for recipe in every):,} sizes.\n"
 
 
 def model_rows() -> str:
-    """One row per model, with its first recipe on H100 at its smallest size."""
+    """Return a table with a row per model: its first recipe on H100 in BF16, at its smallest size."""
     lines = [
         "| model | | recipes | the first on H100s, in BF16 | nodes | layout | MBS / GBS | step, s | GiB | MFU, % |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for model in _models():
-        mine = _recipes_of(model)
-        shown = next(recipe for recipe in mine if recipe.gpu == "h100" and recipe.precision == "bf16")
+        recipes = _model_recipes(model)
+        shown = next(recipe for recipe in recipes if recipe.gpu == "h100" and recipe.precision == "bf16")
         layout, plan = shown.layout(), predict.one(job(shown))
         figures = f"{plan.step_time_s:.2f} | {plan.reserved_gib_max:.0f} | {100 * (plan.mfu or 0):.0f}"
         batch = f"{layout.mbs} / {layout.gbs}"
-        lines.append(
-            f"| {model.name} | {model.title} | {len(mine)} | {shown.task} | {shown.nodes[0]} | {_layout(layout)} "
-            f"| {batch} | {figures} |"
-        )
+        first = f"{shown.task} | {shown.nodes[0]} | {_format_layout(layout)}"
+        lines.append(f"| {model.name} | {model.title} | {len(recipes)} | {first} | {batch} | {figures} |")
     return "\n".join(lines) + "\n"
 
 
 def exceptions() -> str:
-    """Models that cannot be rehearsed without a GPU, and sizes that are known not to start, by reason."""
+    """Return a list of models that cannot be rehearsed without a GPU, and of sizes that fail to start, by reason."""
     models_of: dict[str, list[str]] = defaultdict(list)
     for model in _models():
         if model.unproven:
             models_of[f"not rehearsed without a GPU: {model.unproven}"].append(model.name)
-        broken = Counter(why for recipe in _recipes_of(model) for why in proof_level.lookup(recipe).broken.values())
+        broken = Counter(why for recipe in _model_recipes(model) for why in proof_level.lookup(recipe).broken.values())
         for why, sizes in broken.items():
             models_of[f"{sizes} sizes are known not to start: {why}"].append(model.name)
     return "".join(f"- {', '.join(models)}: {reason}\n" for reason, models in models_of.items())
 
 
 def _models() -> list[Model]:
+    """Return all models except those for tests."""
     return [model for model in registry.models().values() if model.family != "tiny"]
 
 
-def _recipes_of(model: Model) -> list[Recipe]:
+def _model_recipes(model: Model) -> list[Recipe]:
     return [recipe for recipe in registry.recipes().values() if recipe.model is model]
 
 
-def _layout(layout: Layout) -> str:
+def _format_layout(layout: Layout) -> str:
+    """Format degrees and recomputation of a layout for a table."""
     words = {"full": f"recompute {layout.recompute_method} {layout.recompute_layers}", "none": ""}
     recompute = words.get(layout.recompute, f"recompute {' '.join(layout.recompute_modules)}")
     return ", ".join(filter(None, [layout.short(), recompute]))
 
 
 def published_rows() -> str:
-    """One row per published run of one of our recipes: its layout and ours, planned and measured."""
+    """Return a table with a row per published run of our recipes: its layout and ours, planned and measured."""
     lines = [
         "| recipe | GPUs | published layout | ours | planned, published | planned, ours | measured | of |",
         "|---|---|---|---|---|---|---|---|",
@@ -130,17 +130,18 @@ def published_rows() -> str:
             nearest = min(recipe.nodes, key=lambda n, to=nodes: abs(n - to))
             ours = replace(recipe.layout(nearest), gbs=theirs.gbs)
             same = replace(ours, sharding=theirs.sharding) == theirs
-            mine = "the same" if same else f"{_layout(ours)}, MBS {ours.mbs}"
-            planned = [_tokens(recipe, case["gpus"], layout) for layout in (theirs, ours)]
+            mine = "the same" if same else f"{_format_layout(ours)}, MBS {ours.mbs}"
+            planned = [_predict_throughput(recipe, case["gpus"], layout) for layout in (theirs, ours)]
             if nodes not in recipe.nodes and planned[1] == "illegal":
                 mine, planned[1] = "none at this size", "-"
             measured = f"{case['tokens_per_s_per_gpu']:,.0f} | {case['release']}"
-            cells = (name, case["gpus"], f"{_layout(theirs)}, MBS {theirs.mbs}", mine, *planned, measured)
+            cells = (name, case["gpus"], f"{_format_layout(theirs)}, MBS {theirs.mbs}", mine, *planned, measured)
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
-def _tokens(recipe: Recipe, gpus: int, layout: Layout) -> str:
+def _predict_throughput(recipe: Recipe, gpus: int, layout: Layout) -> str:
+    """Format the predicted tokens/s/GPU of a recipe with a layout, or the verdict if it is illegal."""
     plan = predict.one(job(recipe).replace(gpus=gpus, layout=layout))
     if plan.tokens_per_s_per_gpu is None:
         return plan.verdict
@@ -155,18 +156,18 @@ BLOCKS = {
     "published": published_rows,
     "nemo": nemo_names,
 }
-"""Block of the page, between `<!-- NAME -->` and `<!-- end -->` -> function that writes it."""
+"""Block of the page, between `<!-- NAME -->` and `<!-- end -->` -> function that returns its content."""
 
 
 def page() -> str:
-    """The page with all blocks regenerated."""
+    """Return docs/recipes.md with all blocks regenerated."""
     text = PAGE.read_text()
-    for name, written in BLOCKS.items():
+    for name, render in BLOCKS.items():
         before, start, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
         if not start or not end:
             raise SystemExit(f"{PAGE} has no block {name}")
-        text = f"{before}{start}{written()}{end}{after}"
+        text = f"{before}{start}{render()}{end}{after}"
     return text
 
 

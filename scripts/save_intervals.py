@@ -1,7 +1,7 @@
-"""Write the steps between two checkpoints into layout files: `python scripts/save_intervals.py [MODEL...] [--anew]`.
+"""Write the steps between checkpoints to layout files: `python scripts/save_intervals.py [MODEL...] [--anew]`.
 
-A recipe takes them from its file, so that it stays as it is when the planner learns better. Those that a file gives
-stay; `--anew` computes all. `plan_layouts.py` does it for what it plans, and keeps those of layouts that stay.
+Recipes read them from the files, so that they do not change with the planner. Existing values stay; `--anew` computes
+all values. `plan_layouts.py` adds the missing values of the layouts that it plans.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from superpod.collection.registry import Recipe
 from superpod.planner import predict
 
 Saves = Mapping[str, dict[int, int]]
-"""Recipe's name without its model -> nodes -> steps."""
+"""Recipe name without its model -> nodes -> steps between checkpoints."""
 
 
 def fill(path: Path, *, anew: bool = False, before: Iterable[Entry] = ()) -> int:
-    """Give every size of a layout file its steps, whole or not at all; how many lines have changed.
+    """Add the missing steps of all sizes to a layout file, atomically; return the number of changed lines.
 
-    `before`: what the file had, whose steps stay wherever the layout does.
+    `anew`: compute existing values as well. `before`: entries whose values are kept for layouts that did not change.
     """
     text = path.read_text()
     recipes = {recipe.suffix: recipe for recipe in registry.read(registry.models()[path.stem], path)}
-    saves = {name: {} if anew else {**_unmoved(recipe, before), **recipe.saves} for name, recipe in recipes.items()}
+    saves = {
+        name: {} if anew else {**_unchanged_saves(recipe, before), **recipe.saves} for name, recipe in recipes.items()
+    }
     sizes = [(recipe, nodes) for recipe in recipes.values() for nodes in recipe.nodes]
-    for suffix, nodes, steps in _computed(sizes, saves):
+    for suffix, nodes, steps in _compute_missing(sizes, saves):
         saves[suffix][nodes] = steps
     after = text
     for suffix, recipe in recipes.items():
@@ -41,14 +43,14 @@ def fill(path: Path, *, anew: bool = False, before: Iterable[Entry] = ()) -> int
     return len(set(after.splitlines()) - set(text.splitlines()))
 
 
-def _unmoved(recipe: Recipe, before: Iterable[Entry]) -> dict[int, int]:
-    """Nodes -> steps that a recipe had at the sizes whose layout is as it was."""
+def _unchanged_saves(recipe: Recipe, before: Iterable[Entry]) -> dict[int, int]:
+    """Return nodes -> steps of the entries in `before` whose layout is still that of the recipe."""
     own = [entry for entry in before if entry.recipe == recipe.suffix]
     return {n: s for entry in own for n, s in entry.saves.items() if recipe.layouts.get(n) == entry.layouts[n]}
 
 
-def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tuple[str, int, int]]:
-    """(recipe, nodes, steps) of the sizes that are not known, by the planner's step time."""
+def _compute_missing(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tuple[str, int, int]]:
+    """Yield (recipe, nodes, steps) for the sizes that are not in `known`, from the planner's step time."""
     missing = [(recipe, nodes) for recipe, nodes in sizes if nodes not in known[recipe.suffix]]
     predictions = predict.many([recipe_job.job(recipe, nodes) for recipe, nodes in missing])
     for (recipe, nodes), prediction in zip(missing, predictions, strict=True):
@@ -56,10 +58,10 @@ def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tup
 
 
 def main() -> None:
-    """The command."""
+    """Update the layout files of the given models, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--anew", action="store_true", help="compute those that a file gives too")
+    parser.add_argument("--anew", action="store_true", help="compute existing values as well")
     options = parser.parse_args()
     for name in options.models or list(registry.models()):
         path = registry.LAYOUTS / f"{name}.toml"

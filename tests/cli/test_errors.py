@@ -41,7 +41,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         ),
         (["plan", *SMALL[:-2], "--gbs", "-5"], "not -5", ""),
         (["plan", *SMALL, "--precision", "fp7"], "there is no precision 'fp7'", ""),
-        (["plan", *SMALL, "--fix", "tq=3"], "'tq' is not a layout key that can be fixed", ""),
+        (["plan", *SMALL, "--fix", "tq=3"], "the search cannot fix the layout key 'tq'", ""),
         (["plan", *SMALL, "--memory-cap", "nan"], "--memory-cap must be greater than 0 GiB and finite, not nan", ""),
         (["plan", *SMALL, "--from", "no such file"], "no such file does not exist", "a DeepSpeed JSON"),
         (["plan", *SMALL, "--hardware", "/nowhere.toml"], "/nowhere.toml does not exist", "configuration file"),

@@ -183,7 +183,7 @@ def test_fixed_fields_stay_fixed(run):
         ({"gpus": 64, "fixed": {"tp": 3}}, "with tp=3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs"),
         ({"gpus": 8, "fixed": {"pp": 64}}, "with pp=64: tp 1 x pp 64 x cp 1 = 64 must divide"),
         ({"gpus": 8, "fixed": {"vp": 7}}, "with vp=7"),
-        ({"gpus": 64, "fixed": {"tq": 3}}, "'tq' is not a layout key that can be fixed"),
+        ({"gpus": 64, "fixed": {"tq": 3}}, "the search cannot fix the layout key 'tq'"),
     ],
 )
 def test_what_cannot_be_searched_is_said(run, change, says):

@@ -24,7 +24,7 @@ SHOWN_BY_NUMBERS = {
     "layers-over-stages": (job(pp=5, gpus=10), "32 layers"),
     "wrong-vp": (job(vp=3), "the 8 layers of pipeline rank 0 must be divisible by vp 3"),
     "vp-without-stages": (job(pp=1, vp=2), "vp 2 requires pipeline parallelism, but pp is 1"),
-    "a-stage-drops-a-layer": (job(chunks=(8, 8, 8, 7)), "counts that add up to 32 layers"),
+    "a-stage-drops-a-layer": (job(chunks=(8, 8, 8, 7)), "numbers that add up to 32 layers"),
     "missing-sp": (job("mixtral_8x7b", sp=False), "experts with tp 2 require sequence parallelism"),
     "sp-without-tp": (job(tp=1, pp=4), "requires tensor parallelism, but tp is 1"),
     "crossed-sends": (job(pp=2, vp=2, options={"overlap_p2p": False}), "silently wrong"),

@@ -33,7 +33,7 @@ class Columns:
     cp: Column
     ep: Column
     etp: Column
-    """If not set, Megatron's default, tp."""
+    """tp, Megatron's default, if the layout does not set it."""
     dp: Column
     sp: Column
     """0 or 1."""
@@ -87,7 +87,7 @@ def from_job(job: PlannedJob) -> Columns:
     """Return the pipeline ranks of one job in order, as columns of shape [pp].
 
     Raises:
-        UserError: the world size or the layers are not divisible.
+        UserError: the world size is not divisible by tp x pp x cp, or the layers by the number of chunks.
     """
     pp = job.layout.pp
     chunks = job.split.chunk_layers(job.model.layers)
@@ -109,9 +109,10 @@ def from_job(job: PlannedJob) -> Columns:
 
 
 def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | None = None) -> dict[str, Column]:
-    """Return the fields of layouts as columns of shape [layouts], with dp and micro_batches computed from `gpus`.
+    """Return the fields of layouts as columns of shape [layouts], including dp and micro_batches.
 
-    `gbs` overrides that of the layouts. Divisions round down; `legality` checks divisibility.
+    `gpus` is the world size of each layout; `gbs`, if given, replaces the global batch size of each. Divisions round
+    down; `legality` checks divisibility.
     """
     known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading the dataclass is slow
     rows = [known.get(id(x)) or known.setdefault(id(x), _to_integers(x)) for x in layouts]
@@ -155,9 +156,8 @@ class Stages:
         self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
         self._blocks = {kind: np.zeros(shape) for kind in kinds}
         for i, ranks in enumerate(ranks_by_split):
-            padding = [(*ranks[0][:1], 0, *ranks[0][2:])] * (
-                shape[1] - len(ranks)
-            )  # pads to the longest: a copy of weight 0
+            # Copies of the first rank with weight 0 pad the list to the length of the longest.
+            padding = [(*ranks[0][:1], 0, *ranks[0][2:])] * (shape[1] - len(ranks))
             for j, (rank, weight, layers, blocks) in enumerate(ranks + padding):
                 self._rank[i, j], self._weight[i, j], self._layers[i, j] = rank, weight, layers
                 for kind, count in blocks.items():
@@ -185,12 +185,15 @@ class Stages:
 
 
 def _count_blocks(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
-    """Return kind of block -> number of blocks in these layers."""
+    """Return the number of blocks of each kind in the layers of `chunks`; MLPs are weighted by width."""
     return model.count_blocks(layer for r in chunks for layer in r)
 
 
 def _distinct_ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
-    """Return the distinct ranks as (first such rank, number of ranks, layers, blocks); first and last are separate."""
+    """Return (first rank, number of ranks, layers, kind -> blocks) per group of ranks with the same blocks.
+
+    The first and the last pipeline rank are groups of their own.
+    """
     chunks = split.chunk_layers(model.layers)
     distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):

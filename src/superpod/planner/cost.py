@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from superpod.errors import UserError
 from superpod.planner.hardware import Node
 
-DAY_S, HOUR_S = 86_400, 3_600
-
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a complete training run."""
+    """Time, energy and money that a training run needs."""
 
     days: float
     gpu_hours: float
@@ -58,10 +56,11 @@ def training_cost(
     if price is not None and not (math.isfinite(price) and price >= 0):
         raise UserError(f"the price per GPU-hour must be at least 0, not {price}")
     seconds = tokens / (tokens_per_s_per_gpu * gpus) / goodput
-    hours = seconds * gpus / HOUR_S
-    energy, money = hours * node.power_w_per_gpu * pue / 1e6, None if price is None else hours * price
+    hours = seconds * gpus / 3600
+    energy = hours * node.power_w_per_gpu * pue / 1e6
+    money = None if price is None else hours * price
     if not all(map(math.isfinite, (seconds, hours, energy, money or 0.0))):
         raise UserError(
             f"the cost for tokens {tokens:g}, price {price}, pue {pue:g}, goodput {goodput:g} is not finite"
         )
-    return Cost(days=seconds / DAY_S, gpu_hours=hours, energy_mwh=energy, money=money)
+    return Cost(days=seconds / 86_400, gpu_hours=hours, energy_mwh=energy, money=money)

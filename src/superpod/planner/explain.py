@@ -30,21 +30,21 @@ BOUNDS = {
 
 
 UNMEASURED_NOTE = (
-    "the prediction for Megatron-FSDP (zero2, zero3) is not validated by measured runs: test it on a few nodes"
+    "the prediction for Megatron-FSDP (zero2, zero3) is not validated by measured runs: test it on a few nodes first"
 )
-OPTION = "--pipeline-model-parallel-layout"
+MAX_NEAR_MISSES = 3
 
 
 def bound(prediction: Prediction) -> str:
-    """Name the two largest terms of the step time with their fractions; only one if no other takes 2 %."""
+    """Name the two largest terms of the step time and their shares; terms below 2 % are omitted."""
     seconds = prediction.step_time_s or 1.0
     shares = sorted(((value / seconds, key) for key, value in prediction.terms_s.items()), reverse=True)[:2]
     (first, *second) = [f"{BOUNDS.get(key, key)}, {share:.0%}" for share, key in shares if share >= 0.02] or ["nothing"]
-    return f"bound by {first} of the step" + "".join(f"; then {words}" for words in second)
+    return f"bound by {first} of the step" + "".join(f"; then {term}" for term in second)
 
 
 def _allocation_warnings(result: SearchResult, i: int) -> list[str]:
-    """Return a warning if the i-th layout is a pipeline with allocation retries, according to a user's calibration."""
+    """Return a warning if, by a user's calibration, the i-th layout is a pipeline slowed down by allocation retries."""
     gpu = result.job.node.gpu
     corrections_of_gpu = corrections.decode(gpu.calibrated_as)[1]
     seconds, level = corrections_of_gpu.get("alloc_retries", 0.0), corrections_of_gpu.get("full_from", 1.0)
@@ -59,34 +59,38 @@ def _allocation_warnings(result: SearchResult, i: int) -> list[str]:
 
 
 def explain_layout(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
-    """Explain the position of the i-th layout: bottleneck, memory headroom, stages, and the next layout."""
-    prediction = prediction or predict.one(result.job_at(i))
-    room = (result.cap - result.reserved[i]) / GIB
+    """Return lines about the i-th layout of a search: bottleneck, free memory, pipeline stages, next best layout."""
+    job = result.job_at(i)
+    prediction = prediction or predict.one(job)
+    free_gib, usable_gib = (result.cap - result.reserved[i]) / GIB, result.cap / GIB
     prefix = "tight: " if result.tight[i] else ""
-    headroom = (
-        f"{room:.1f} of {result.cap / GIB:.1f} GiB usable memory are free on the rank with the highest memory use"
-    )
-    if room < 0:
-        headroom = f"one rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB of usable memory"
+    headroom = f"{free_gib:.1f} of {usable_gib:.1f} GiB usable memory are free on the rank with the highest memory use"
+    if free_gib < 0:
+        headroom = f"one rank reserves {-free_gib:.1f} GiB more than the {usable_gib:.1f} GiB of usable memory"
     lines = [bound(prediction), f"{prefix}{headroom}"]
     lines += _allocation_warnings(result, i)
-    if result.layout(i).sharding in MEGATRON_FSDP:
+    if job.layout.sharding in MEGATRON_FSDP:
         lines.append(UNMEASURED_NOTE)
-    if approximate := result.job_at(i).model.approximate:
-        lines.append(f"this model is planned approximately: {approximate}")
-    layout = result.layout(i)
-    if layout.pp > 1:
-        lines.append(pipeline(result.job_at(i)))
-    lines += pipeline_layout_lines(result.job_at(i))
-    ranked_layouts = result.ranked
-    lines.append(f"to plan only this layout: --layout {option_syntax.format_layout(layout)}")
-    if i == ranked_layouts[0] and (other := _best_with_other_degrees(result)) is not None:
-        lines += _compare_with_next(result, i, other)
+    if job.model.approximate:
+        lines.append(f"this model is planned approximately: {job.model.approximate}")
+    if job.layout.pp > 1:
+        lines.append(pipeline(job))
+    lines += pipeline_layout_lines(job)
+    lines.append(f"to plan only this layout: --layout {option_syntax.format_layout(job.layout)}")
+    if i == result.ranked[0]:
+        lines += _compare_with_next(result, i)
     return lines
 
 
-def _compare_with_next(result: SearchResult, i: int, other: int) -> list[str]:
-    """Compare the i-th layout with the next one; [] if that is faster and ranks lower only because it is tight."""
+def _compare_with_next(result: SearchResult, i: int) -> list[str]:
+    """Compare the best layout, the i-th, with the next one that has other parallel degrees.
+
+    [] if there is none, or if it is faster and ranks lower only because it is tight.
+    """
+    best = result.best_per_degrees
+    if len(best) == 1:
+        return []
+    other = int(best[1])
     slowdown = result.seconds[other] / result.seconds[i] - 1
     if slowdown < 0 and result.tight[other]:
         return []
@@ -95,7 +99,7 @@ def _compare_with_next(result: SearchResult, i: int, other: int) -> list[str]:
 
 
 def pipeline(job: PlannedJob) -> str:
-    """Describe the pipeline bubble in both conventions, and the imbalance of the stages."""
+    """Describe the pipeline bubble, relative to the ideal and to the total time, and the imbalance of the stages."""
     p, v, m = job.layout.pp, job.layout.vp or 1, job.micro_batches
     chunks = [len(r) for r in job.split.chunk_layers(job.model.layers)]
     per_rank = [sum(chunks[rank::p]) for rank in range(p)]
@@ -107,35 +111,39 @@ def pipeline(job: PlannedJob) -> str:
 
 
 def pipeline_layout_lines(job: PlannedJob) -> list[str]:
-    """Return a line with uneven stages in Megatron's syntax; [] if the stages are even."""
+    """Return a line with Megatron's option for uneven pipeline stages; [] if the stages are even."""
     if not pipeline_layout.is_uneven(job):
         return []
-    return [f"the layers of each stage in Megatron's syntax: {OPTION} '{pipeline_layout.from_job(job)}'"]
+    option = f"--pipeline-model-parallel-layout '{pipeline_layout.from_job(job)}'"
+    return [f"the layers of each stage in Megatron's syntax: {option}"]
 
 
-def faster_layouts(result: SearchResult, count: int = 3) -> list[str]:
-    """Describe layouts that would be faster than the best one: the fastest tight one, and `count` that do not fit."""
+def faster_layouts(result: SearchResult) -> list[str]:
+    """Describe layouts that would be faster than the best: the fastest tight one, and some that do not fit."""
     if not len(result.ranked):
         return []
-    return _faster_tight(result) + near_misses(result, count)
+    return _faster_tight(result) + near_misses(result)
 
 
 def _is_faster(result: SearchResult) -> Flags:
-    """Whether each layout is faster than the best one by at least 0.5 %."""
+    """Return, per layout, whether it is faster than the best one by more than 0.5 %."""
     return result.seconds < 0.995 * result.seconds[result.ranked[0]]
 
 
 def _faster_tight(result: SearchResult) -> list[str]:
-    """Describe the fastest tight layout if it would be faster than the best one, which fits."""
+    """Describe the fastest tight layout if it is faster than the best one; [] if there is none or the best is tight."""
     best = result.ranked[0]
     candidates = np.flatnonzero(result.tight & _is_faster(result))
     if result.tight[best] or not len(candidates):
         return []
     i = int(candidates[np.argmin(result.seconds[candidates])])
-    room, cap = (result.cap - result.reserved[i]) / GIB, result.cap / GIB
-    headroom = f"only {room:.2f} of {cap:.1f} GiB are free, less than {MARGIN:.1%}"
-    if room < 0:
-        headroom = f"it reserves {-room:.2f} GiB more than {cap:.1f} GiB, and runs only without fragmentation"
+    free_gib, usable_gib = (result.cap - result.reserved[i]) / GIB, result.cap / GIB
+    headroom = f"only {free_gib:.2f} of {usable_gib:.1f} GiB are free, less than {MARGIN:.1%}"
+    if free_gib < 0:
+        headroom = (
+            f"it reserves {-free_gib:.2f} GiB more than the usable {usable_gib:.1f} GiB, and runs only without "
+            "fragmentation"
+        )
     layout = result.layout(i)
     gain = 1 - result.seconds[i] / result.seconds[best]
     return [
@@ -144,13 +152,13 @@ def _faster_tight(result: SearchResult) -> list[str]:
     ]
 
 
-def near_misses(result: SearchResult, count: int = 3) -> list[str]:
-    """Describe layouts that would be faster than the best one but do not fit, and what would make each fit."""
+def near_misses(result: SearchResult) -> list[str]:
+    """Describe up to MAX_NEAR_MISSES layouts that would be faster than the best one but exceed the memory limit."""
     best = result.seconds[result.ranked[0]]
     candidates = np.flatnonzero((result.fit == memory.TOO_LARGE) & _is_faster(result))
     lines: list[str] = []
     shown: set[tuple[int, ...]] = set()
-    # First those that almost fit and are fast.
+    # Sort by memory relative to the limit plus time relative to the best, so that fast near-fits come first.
     excess = result.reserved[candidates] / result.cap + result.seconds[candidates] / best
     for i in candidates[np.argsort(excess)]:
         job = result.job_at(int(i))
@@ -161,13 +169,13 @@ def near_misses(result: SearchResult, count: int = 3) -> list[str]:
         gain = 1 - result.seconds[i] / best
         shortage = suggestions.describe_shortage(job, predict.one(job), "")
         lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {shortage}")
-        if len(lines) == count:
+        if len(lines) == MAX_NEAR_MISSES:
             break
     return lines
 
 
 def title(layout: Layout) -> str:
-    """Format a layout for messages: `TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`."""
+    """Format a layout for messages, such as `TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`."""
     words = [layout.short(), f"mbs {layout.mbs}"]
     ends = ["embedding"] * layout.embedding_as_layer + ["loss"] * layout.loss_as_layer
     if ends:
@@ -177,15 +185,9 @@ def title(layout: Layout) -> str:
     if layout.recompute == "selective":
         words.append("recompute " + "+".join(layout.recompute_modules))
     elif layout.recompute == "full":
-        all_of = layout.recompute_method == "uniform"
-        count = f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)} per chunk"
-        words.append("full recompute" + ("" if all_of else count))
+        words.append("full recompute")
+        if layout.recompute_method == "block":
+            words[-1] += f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)} per chunk"
     if layout.sharding != "zero1":
         words.append("no sharding" if layout.sharding == "none" else layout.sharding)
     return ", ".join(words)
-
-
-def _best_with_other_degrees(result: SearchResult) -> int | None:
-    """Return the best layout whose parallel degrees differ from those of the best layout overall."""
-    best = result.best_per_degrees
-    return int(best[1]) if len(best) > 1 else None

@@ -14,7 +14,7 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 
 SPACE = Space(mbs=(1, 2))
-"""The searched layouts; larger micro-batches need more memory, and are rarely much faster."""
+"""The layouts to search; larger micro-batches need more memory and are rarely much faster."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,22 @@ class Fit:
     """The result of `find_fit`."""
 
     layout: Layout | None
-    """The fastest layout that fits, else the fastest that is tight; None if there is none."""
+    """The fastest layout that fits, else the fastest tight one; None if no layout fits."""
     tokens_per_s_per_gpu: float = 0.0
     short_gib: float = 0.0
     """GiB by which the smallest layout exceeds the memory limit; 0 if a layout fits."""
     tight: bool = False
     """Whether the layout is tight (`memory.capacity.classify`)."""
     refused: str = ""
-    """The rule that every layout violates, or ""."""
+    """Message of the rule that every layout violates; "" if some layout is legal."""
     precision: str = ""
-    """The precision of the layout; "" if there is none."""
+    """The precision of the layout; "" if `layout` is None."""
 
 
 def find_fit(job: PlannedJob, *, auto: bool = False) -> Fit:
-    """Return the best layout of a job, if any, in its precision, or with `auto` in the fastest precision.
+    """Search the fastest layout of a job that fits, in the job's precision or, with `auto`, in the fastest precision.
 
-    Only gbs of `job.layout` is used. Takes about 10 ms for one node and precision.
+    Of `job.layout`, only gbs is used. Takes about 10 ms per precision for one node.
     """
     if not auto:
         return _find_fit(job)

@@ -1,8 +1,8 @@
-"""The 80 % intervals of predictions, from the errors on models and sources that the fit of the constants left out.
+"""The 80 % intervals of predictions, from the errors on models and sources that were held out of the fit.
 
-A job belongs to a class: what it trains, and whether published runs of its model and software exist. The interval of a
-class is a conformal interval: quantiles of measured over predicted time of runs that were left out of the fit, because
-of their source if the model is known, or because of their model. `benchmarks/left_out.py --write` writes
+A job belongs to a class: its training task, and whether published runs of its model and software exist. The interval
+of a class is a conformal interval: quantiles of measured / predicted time of runs that were held out of the fit
+together with their source (if the model is known) or with their model. `benchmarks/left_out.py --write` writes
 `data/intervals.toml`.
 """
 
@@ -21,38 +21,38 @@ from superpod.planner.planned_job import PlannedJob
 
 FILE = Path(__file__).parent / "data" / "intervals.toml"
 EXTRAPOLATION = 2.0
-"""Power to which the factors of an interval are raised beyond the sizes of all published runs: twice as wide. There is
-nothing to calibrate it with."""
+"""Exponent of an interval's factors beyond the sizes of all published runs: twice as wide. No runs exist to calibrate
+this value."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The interval that contains 80 % of the measurements, as two factors of the prediction."""
+    """The interval that contains 80 % of the measurements, as two factors on the prediction."""
 
     name: str
     """The class, such as `experts, unknown model`."""
     time: tuple[float, float]
     memory: tuple[float, float]
-    """Of allocated memory."""
+    """Factors on allocated memory."""
     largest_gpus: int
-    """Number of GPUs of the largest run that was fitted."""
+    """Number of GPUs of the largest run in the fit."""
     beyond: str
-    """What no run that was fitted reaches, such as `more than 16,384 GPUs`; "" = nothing."""
+    """How the job exceeds all runs in the fit, such as `more than 16,384 GPUs`; "" = it does not."""
     is_wide: bool
-    """Whether the sequence or the GPU is beyond what was fitted: the interval is wide with any number of GPUs."""
+    """Whether no run in the fit has this sequence length or GPU; the interval is then wide for any number of GPUs."""
 
     def time_factors(self, gpus: Number) -> tuple[Array, Array]:
-        """Return the factors of the step time for numbers of GPUs."""
+        """Return (low, high) factors on the step time for each number of GPUs."""
         power = np.where(self.is_extrapolated(gpus), EXTRAPOLATION, 1.0)
         return self.time[0] ** power, self.time[1] ** power
 
     def is_extrapolated(self, gpus: Number) -> Flags:
-        """Return whether runs on numbers of GPUs are larger than those that were fitted."""
+        """Return, for each number of GPUs, whether the run is outside the range of the fit."""
         return (np.asarray(gpus) > self.largest_gpus) | self.is_wide
 
 
 def from_job(job: PlannedJob) -> Interval:
-    """Return the interval of the predictions for a job."""
+    """Return the 80 % interval of the predictions for a job."""
     tables = _tables()
     name = class_name(job, job.model.name in tables["models"])
     largest = tables["largest"]
@@ -78,7 +78,7 @@ def from_job(job: PlannedJob) -> Interval:
 
 
 def extrapolation(job: PlannedJob) -> str:
-    """Warn of a run that is larger than those that the planner's constants were fitted to; "" = it is not."""
+    """Return a warning if the run is outside the range of the runs to which the planner was fitted, else ""."""
     beyond = from_job(job).beyond
     if not beyond:
         return ""
@@ -86,7 +86,7 @@ def extrapolation(job: PlannedJob) -> str:
 
 
 def class_name(job: PlannedJob, known: bool) -> str:
-    """Return the class of a job; `known` = runs of its model were fitted."""
+    """Return the class of a job, such as `dense, known model`; `known`: whether runs of its model are in the fit."""
     if job.options.framework != "megatron":
         return "other software"
     kind = "fine-tuning" if job.task != "pretrain" else "experts" if job.model.is_moe else "dense"
@@ -95,20 +95,21 @@ def class_name(job: PlannedJob, known: bool) -> str:
 
 @cache
 def _tables() -> dict[str, Any]:
+    """Return the tables of `data/intervals.toml`."""
     return config_files.read_toml(FILE)
 
 
 def text(seconds: float, low: float, high: float, unit: str = " s") -> str:
-    """Return a time with its interval, to three digits of the time: `14.4 s (13.1-16.2)`."""
+    """Format a time with its interval, to three significant digits of the time: `14.4 s (13.1-16.2)`."""
     return f"{seconds:.{_digits(seconds)}f}{unit} ({range_text(seconds, low, high)})"
 
 
 def range_text(seconds: float, low: float, high: float) -> str:
-    """Return the interval of a time, with as many digits as `text` gives the time: `13.1-16.2`."""
+    """Format the interval of a time with as many decimals as the time has in `text`: `13.1-16.2`."""
     digits = _digits(seconds)
     return f"{low:.{digits}f}-{high:.{digits}f}"
 
 
 def _digits(seconds: float) -> int:
-    """Return the number of digits after the decimal point that gives a time three digits."""
+    """Return the number of decimals that shows a time with three significant digits."""
     return max(0, 2 - int(np.floor(np.log10(seconds)))) if seconds > 0 else 0

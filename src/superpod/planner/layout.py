@@ -20,7 +20,7 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 METHODS: tuple[RecomputeMethod, ...] = get_args(RecomputeMethod)
 CHOICES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "recompute_method": METHODS, "sharding": SHARDINGS}
 MAX_SIZE = 2**24
-"""Maximum value of a size; a larger one is a typo."""
+"""Maximum value of a field; a larger one is a typo."""
 PARALLEL_SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -88,22 +88,18 @@ class Layout:
         """Create a layout from a TOML table; error messages begin with `where` (file and table).
 
         Raises:
-            UserError: a key is unknown, or a value does not have the field's type.
+            UserError: a key is unknown, or a value has the wrong type or is not one of the choices.
         """
-        defaults = {f.name: f.default for f in fields(cls)}
-        for key, value in values.items():
-            if key not in defaults:
-                raise UserError(f"{where}: there is no layout key {key!r}", did_you_mean(key, list(defaults)))
-            default = 0 if defaults[key] is None else defaults[key]
+        values = dict(values)
+        for key in values:
+            if key not in _DEFAULTS:
+                raise UserError(f"{where}: there is no layout key {key!r}", did_you_mean(key, list(_DEFAULTS)))
             if key in TUPLES:
-                values = values | {key: TUPLES[key](value, where)}
-                continue
-            if type(value) is not type(default):
-                raise UserError(f"{where}: {key} must be {_kind(default)}, not {value!r}")
-            if value not in CHOICES.get(key, (value,)):
-                raise UserError(f"{where}: {key} must be one of {', '.join(CHOICES[key])}, not {value!r}")
+                values[key] = TUPLES[key](values[key], where)
+            elif values[key] is None:  # the default of some fields, but not a value in a table
+                raise UserError(f"{where}: {key} must have a value, not None")
         if values.get("vp") == 1:  # a single chunk per rank is not interleaved
-            values = values | {"vp": None}
+            values["vp"] = None
         try:
             return cls(**values)
         except UserError as wrong:
@@ -130,11 +126,17 @@ class Layout:
 
     @property
     def modules(self) -> int:
-        """Modules of selective recomputation as bits (`rules.bits`); 0 for any other granularity."""
+        """Modules of selective recomputation as a bit mask (`rules.bits`); 0 with full or no recomputation."""
         return bits(self.recompute_modules) if self.recompute == "selective" else 0
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a field partitions the layers unevenly, or counts the embedding or the loss as a layer."""
+        has_ends = self.first_layers is not None or self.last_layers is not None
+        return has_ends or self.embedding_as_layer or self.loss_as_layer or self.chunks is not None
+
     def short(self) -> str:
-        """Return the degrees above 1, such as `TP4 PP4 VP5 CP2 SP`."""
+        """Format the parallel degrees above 1, such as `TP4 PP4 VP5 CP2 SP`."""
         degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp or 1, "CP": self.cp, "EP": self.ep, "ETP": self.etp or 1}
         parts = [f"{name}{size}" for name, size in degrees.items() if size > 1]
         if self.sp:
@@ -146,7 +148,7 @@ class Layout:
         return replace(self, **changes)
 
     def rule_inputs(self, world: int) -> RuleInputs:
-        """Return this layout on `world` GPUs as the input of `rules.py`."""
+        """Return the values that the rules of `rules.py` check, for this layout on `world` GPUs."""
         return RuleInputs(
             gpus=world,
             **{name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "sp", "mbs", "gbs", "recompute_layers")},
@@ -160,7 +162,7 @@ class Layout:
         )
 
     def below_one(self) -> list[Violation]:
-        """Return a violation for every degree and size below 1; the other rules assume that there is none."""
+        """Return a violation for every degree and size below 1; all other rules assume values of at least 1."""
         return [
             Violation("positive", f"{name} must be at least 1, not {value}", f"set {name} 1")
             for name, value in vars(self).items()
@@ -168,16 +170,16 @@ class Layout:
         ]
 
     def violations(self, world: int) -> list[tuple[str, str]]:
-        """Return (message, fix) of every rule that this layout violates on `world` GPUs, regardless of the model.
+        """Return (message, fix) of each model-independent rule that the layout violates on `world` GPUs.
 
-        `legality.violations` checks the complete job.
+        `legality.violations` checks a complete job.
         """
         broken_rules = self.below_one() or rules.check_layout(self.rule_inputs(world))
         return [(broken.message, broken.fix) for broken in broken_rules]
 
 
 def _check_type(name: str, value: object) -> None:
-    """Raise UserError if the value does not have the field's type; `rules.py` checks what is legal."""
+    """Raise UserError if the value of a field has the wrong type; `rules.py` checks whether the layout is legal."""
     default = _DEFAULTS[name]
     if name in TUPLES:
         if value is not None or default is not None:
@@ -185,28 +187,31 @@ def _check_type(name: str, value: object) -> None:
     elif name in CHOICES:
         if not isinstance(value, str) or value not in CHOICES[name]:
             raise UserError(f"{name} must be one of {', '.join(CHOICES[name])}, not {value!r}")
+    elif not (value is None and default is None) and type(value) is not type(0 if default is None else default):
+        raise UserError(f"{name} must be {_describe_type(0 if default is None else default)}, not {value!r}")
     elif type(value) is int and abs(value) > MAX_SIZE:
         raise UserError(f"{name} must be at most {MAX_SIZE:,}, not {value}")
-    elif not (value is None and default is None) and type(value) is not type(0 if default is None else default):
-        raise UserError(f"{name} must be {_kind(0 if default is None else default)}, not {value!r}")
 
 
-def _modules(value: object, where: str) -> tuple[str, ...]:
+def _check_modules(value: object, where: str) -> tuple[str, ...]:
+    """Return a list of recomputed modules as a tuple. Raises UserError if it is empty or invalid."""
     if not isinstance(value, (list, tuple)) or not value or any(name not in MODULES for name in value):
         raise UserError(f"{where}: recompute_modules must be a list of values from {', '.join(MODULES)}, not {value!r}")
     return tuple(value)
 
 
-def _chunks(value: object, where: str) -> tuple[int, ...]:
+def _check_chunks(value: object, where: str) -> tuple[int, ...]:
+    """Return a list of layers per chunk as a tuple. Raises UserError if it is empty or invalid."""
     if not isinstance(value, (list, tuple)) or not value or not all(type(v) is int and v >= 0 for v in value):
-        raise UserError(f"{where}: chunks must be a list of layer counts, not {value!r}")
+        raise UserError(f"{where}: chunks must be a list with the number of layers of each chunk, not {value!r}")
     return tuple(value)
 
 
-TUPLES = {"recompute_modules": _modules, "chunks": _chunks}
+TUPLES = {"recompute_modules": _check_modules, "chunks": _check_chunks}
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
+    """Return the type of a field's default, for messages."""
     return {bool: "true or false", int: "an integer", str: "a string"}[type(value)]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def violations(job: PlannedJob) -> list[Violation]:
-    """Return every rule that the job violates, with the numbers and the nearest legal change; [] = legal."""
+    """Return a violation (message, nearest legal change) of each rule that the job violates; [] = legal."""
     if broken_sizes := job.layout.below_one():
         return broken_sizes
     inputs = _inputs(job)
@@ -31,7 +31,7 @@ def violations(job: PlannedJob) -> list[Violation]:
 
 
 def warnings(job: PlannedJob) -> list[Violation]:
-    """Return weaknesses of a legal job: slow GEMMs, bubbles, traffic outside NVLink, settings without effect."""
+    """Return warnings about a legal job: slow GEMMs, bubbles, traffic outside NVLink, settings without effect."""
     from superpod.planner.rules.advice import ADVICE
 
     return [] if job.layout.below_one() else rules.check(ADVICE, _inputs(job))
@@ -41,7 +41,7 @@ def require(job: PlannedJob) -> None:
     """Check that the job is legal.
 
     Raises:
-        UserError: lists every violated rule on a separate line.
+        UserError: the job is illegal; the message has one line per violated rule.
     """
     if broken_rules := violations(job):
         fixes = [broken.fix for broken in broken_rules if broken.fix]
@@ -54,7 +54,7 @@ _LAYOUT_INDEPENDENT_RULES = (
 
 
 def layout_independent_violation(job: PlannedJob) -> Violation | None:
-    """Return a rule that the job violates in any layout, or None; even the simplest layout, on one GPU, violates it."""
+    """Return a violation that no other layout can fix, or None; the check uses the simplest layout, on one GPU."""
     simplest_job = job.replace(gpus=1, layout=Layout(gbs=1))
     broken_rules = {rule.rule: rule for rule in violations(simplest_job)}
     names = _LAYOUT_INDEPENDENT_RULES
@@ -72,17 +72,17 @@ FIELDS = (
 
 
 def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: ArrayLike = False) -> Flags:
-    """Return which of many layouts of a job are legal, with the same rules as `violations`, applied to arrays.
+    """Return a mask of the legal layouts of a job, by the rules of `violations` applied to arrays.
 
     Args:
         job: the model, sequence, precision, hardware and options. Its layout provides the fields that are not in
             `fields`, except uneven stages and chunks: layers are partitioned evenly here.
         fields: columns in `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
             a bit mask); arrays that broadcast, with sizes of at least 1. A column `dp` determines the number of GPUs.
-        given_chunks: True for layouts with an explicit partition of the layers (`Layout.chunks`).
+        given_chunks: mask of the layouts with an explicit partition of the layers (`Layout.chunks`).
 
     Raises:
-        UserError: there is an unknown column.
+        UserError: `fields` contains an unknown column.
     """
     import numpy as np
 
@@ -98,10 +98,8 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: A
 
 
 def _inputs(job: PlannedJob) -> JobInputs:
-    """Return the input of the rules for a job, with its layers partitioned if possible."""
+    """Return the values that the rules check, for one job; its layers are partitioned if possible."""
     layout, chunks, why = job.layout, list[range](), ("", "")
-    uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
-    uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
     try:
         chunks = Split.from_layout(layout).chunk_layers(job.model.layers)
     except UserError as refused:
@@ -111,7 +109,7 @@ def _inputs(job: PlannedJob) -> JobInputs:
     return JobInputs(
         **degrees,
         both_ends=layout.first_layers is not None and layout.last_layers is not None,
-        uneven=uneven,
+        uneven=layout.is_uneven,
         unpartitionable=not chunks,
         last_empty=bool(chunks) and not chunks[-1],
         chunk_sizes=tuple({len(chunk) for chunk in chunks}),
@@ -122,7 +120,7 @@ def _inputs(job: PlannedJob) -> JobInputs:
 
 
 def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Flags) -> JobInputs:
-    """Return the arrays that the rules take for many layouts; layers are partitioned evenly unless chunks are given."""
+    """Return the arrays that the rules check, for many layouts; without chunks, layers are partitioned evenly."""
     import numpy as np
 
     layout_inputs = job.layout.rule_inputs(job.gpus)

@@ -13,7 +13,7 @@ from superpod.planner.models import ModelShape, Split
 
 Task = Literal["pretrain", "sft", "lora"]
 MAX_COUNT = 2**40
-"""Maximum count; a larger one is a typo."""
+"""Maximum of counts such as GPUs; a larger value is a typo."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Options:
     release: str = ""
     """Software release, such as `NeMo 25.09` or `mcore 0.11`; "" = the pinned versions."""
     grads: Literal["fp32", "bf16"] = "fp32"
-    """Main gradients: grad_reduce_in_fp32."""
+    """Data type of main gradients (grad_reduce_in_fp32)."""
     moments: Literal["fp32", "bf16", "fp8"] = "fp32"
-    """exp_avg_dtype of the precision-aware optimizer."""
+    """Data type of Adam's moments (exp_avg_dtype of the precision-aware optimizer)."""
     offload: float = 0.0
     """Fraction of the optimizer states in host memory (optimizer_offload_fraction)."""
     unquantised: Literal["bf16", "fp32"] = "bf16"
@@ -35,7 +35,7 @@ class Options:
     fp8_params: bool = False
     """fp8_param_gather: parameters are stored in FP8."""
     attention: Literal["flash", "fused", "unfused", "local"] = "flash"
-    """attention_backend; unfused and local keep the scores."""
+    """attention_backend; unfused and local store the attention scores."""
     impl: Literal["te", "local"] = "te"
     """transformer_impl"""
     fused_loss: bool = True
@@ -115,7 +115,7 @@ RANGES = {
 
 
 def describe_values(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return a description of an option's values, and the values themselves if they can be enumerated."""
+    """Return (phrase that describes the valid values of an option, the values), () if they cannot be enumerated."""
     default, choices = getattr(Options, name), get_args(_HINTS[name])
     if isinstance(default, bool):
         return "true or false", ("true", "false")
@@ -125,7 +125,7 @@ def describe_values(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _expected_if_invalid(value: object, hint: Any, default: object) -> str:
-    """Return a description of an option's values if `value` is not one of them, else ""."""
+    """Return a phrase for the valid values of an option with this type hint and default; "" if `value` is valid."""
     if isinstance(default, str):
         choices = get_args(hint)
         is_valid = isinstance(value, str) and (not choices or value in choices)
@@ -144,7 +144,7 @@ def _expected_if_invalid(value: object, hint: Any, default: object) -> str:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A run: model, hardware, layout and options. It may be illegal; `legality.violations` checks it."""
+    """A training run: model, hardware, layout and options. It can be illegal; `legality.violations` checks it."""
 
     model: ModelShape
     node: Node
@@ -195,15 +195,14 @@ class PlannedJob:
     def keeps_scores(self) -> bool:
         """Whether attention stores the scores of all pairs of tokens; fused kernels do not."""
         o = self.options
-        uses_nemo_attention = (
-            self.model.soft_capped and o.framework == "megatron"
-        )  # NeMo 2.7.3, gemma2.py: Gemma2DotProductAttention
+        # NeMo 2.7.3, gemma2.py: Gemma2DotProductAttention
+        uses_nemo_attention = self.model.soft_capped and o.framework == "megatron"
         return uses_nemo_attention or o.attention in ("unfused", "local") or o.impl == "local"
 
     def has_separate_norm(self, block: str) -> bool:
-        """Return whether the norm before a block is a separate module, which selective recomputation can recompute.
+        """Return whether the norm before a kind of block is a separate module, which can be recomputed selectively.
 
-        Transformer Engine fuses it with the following linear layer (megatron gpt_layer_specs.py), except before a
+        Transformer Engine fuses the norm with the following linear layer (megatron gpt_layer_specs.py), except before a
         router and before the down projections of latent attention.
         """
         return self.options.impl == "local" or block in ("mla", "moe")

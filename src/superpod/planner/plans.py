@@ -1,4 +1,4 @@
-"""Plans: layout searches in one or several precisions, and their results as sentences and as JSON."""
+"""Search layouts in one or several precisions, and describe the results in sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from superpod.planner.timing import steptime
 
 SCHEMA = 1
 PAIRED_WIDTH = 0.25
-"""Width of the interval of two layouts' ratio of step times relative to that of one: they share most of the error."""
+"""Width of the interval of the ratio of two layouts' step times, relative to that of one: most errors cancel out."""
 
 
 def search(
     job: PlannedJob, *, auto: bool = False, fixed: dict[str, Any] | None = None, memory_cap_gib: float | None = None
 ) -> dict[str, SearchResult]:
-    """Search all legal layouts in the job's precision, or with `auto` in several; the fastest precision comes first.
+    """Search all legal layouts of a job in its precision, or with `auto` in several.
+
+    Returns precision -> search result, the fastest precision first.
 
     Raises:
         UserError: no layout is legal in any of the precisions, or a fixed key is invalid.
@@ -50,14 +52,14 @@ def search(
 
 
 MAX_RANKED = 1000
-"""Maximum number of listed layouts per precision."""
+"""Maximum number of layouts that are listed per precision."""
 
 
 def best(job: PlannedJob, **search_options: Any) -> PlannedJob:
-    """Return the run with the fastest layout that fits; `search_options` are keyword arguments for `search`.
+    """Return the job with its fastest layout that fits; `search_options` are keyword arguments of `search`.
 
     Raises:
-        UserError: no layout fits; the message says what would make one fit.
+        UserError: no layout fits; the message has the layout that needs the least memory, and how to reduce it.
     """
     results = search(job, **search_options)
     precision, first = next(iter(results.items()))
@@ -67,11 +69,7 @@ def best(job: PlannedJob, **search_options: Any) -> PlannedJob:
 
 
 def seconds(job: PlannedJob) -> float:
-    """Return the predicted step time of a legal run in seconds.
-
-    Raises:
-        UserError: the run is illegal.
-    """
+    """Return the predicted step time of a legal run in seconds. Raises UserError if the run is illegal."""
     prediction = predict.one(job)
     if prediction.step_time_s is None:
         raise UserError(prediction.reason)
@@ -79,24 +77,25 @@ def seconds(job: PlannedJob) -> float:
 
 
 def rank_layouts(results: dict[str, SearchResult], *, variants: bool = False) -> list[tuple[str, SearchResult, int]]:
-    """Return the layouts that fit in all precisions, the fastest first: (precision, search result, index).
+    """Return (precision, search result, index) of the layouts that fit, over all precisions, the fastest first.
 
-    Only the best of the layouts with the same parallel degrees is included, unless `variants`: layouts that differ
-    only in what they recompute would fill the table.
+    Without `variants`, only the best of the layouts with the same parallel degrees is included, because layouts that
+    differ only in recomputation would fill the table.
     """
-    every = [
-        (p, f, int(i)) for p, f in results.items() for i in (f.ranked if variants else f.best_per_degrees)[:MAX_RANKED]
-    ]
-    return sorted(every, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else every
+    entries = []
+    for precision, result in results.items():
+        ranked = result.ranked if variants else result.best_per_degrees
+        entries += [(precision, result, int(i)) for i in ranked[:MAX_RANKED]]
+    return sorted(entries, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else entries
 
 
 def mfu(job: PlannedJob, seconds: float) -> float:
-    """Return the model FLOPs utilization (see `steptime.mfu`)."""
+    """Return the model FLOPs utilization of a job with a step time of `seconds`, 0 to 1; see `steptime.mfu`."""
     return float(steptime.mfu(job, seconds))
 
 
 def explain_no_fit(result: SearchResult) -> str:
-    """Return the message if no layout fits: the layout that needs the least memory, and what would make it fit."""
+    """Return the message if no layout fits: the layout that needs the least memory, and changes that free memory."""
     i = int(np.argmin(result.reserved))
     job = result.job_at(i)
     short = suggestions.describe_shortage(job, predict.one(job), suggestions.advise_more_memory(job))
@@ -104,7 +103,7 @@ def explain_no_fit(result: SearchResult) -> str:
 
 
 def equivalent_layouts(result: SearchResult) -> str:
-    """Name the simplest of the layouts that cannot be told apart from the best one; "" = it is the best one."""
+    """Describe the simplest layout within the planner's error of the best one; "" = it is the best one."""
     best = int(result.ranked[0])
     low, high = intervals.from_job(result.job).time_factors(result.job.gpus)
     limit = float(result.seconds[best]) * float(high / low) ** PAIRED_WIDTH
@@ -120,25 +119,26 @@ def equivalent_layouts(result: SearchResult) -> str:
 
 
 def _complexity(layout: Layout) -> tuple[int, int, int]:
-    """Return what makes a layout less simple: kinds of parallelism, pipeline chunks, and GPUs per model replica."""
+    """Return a sort key, the simplest layout first: (kinds of parallelism, chunks per rank, GPUs per model replica)."""
     degrees = (layout.tp, layout.pp, layout.vp or 1, layout.cp, layout.ep)
     return sum(degree > 1 for degree in degrees), layout.vp or 1, layout.tp * layout.pp * layout.cp
 
 
 def compare_with_textbook(result: SearchResult) -> str:
-    """Describe the layout that the textbook rules choose, and how much slower it is than the best one."""
+    """Describe the layout of the textbook rules, and how much slower it is than the best one."""
     try:
         rules = textbook.choose(result.job)
     except UserError as none:
         return str(none)
-    theirs = predict.one(result.job.replace(layout=rules.layout))
-    if theirs.step_time_s is None:
-        return f"the textbook rules choose {explain.title(rules.layout)}, which is {theirs.verdict}: {theirs.reason}"
-    regret = theirs.step_time_s / float(result.seconds[result.ranked[0]]) - 1
-    fits = "" if theirs.verdict == "ok" else f" and does not fit ({theirs.reason})"
+    name = explain.title(rules.layout)
+    prediction = predict.one(result.job.replace(layout=rules.layout))
+    if prediction.step_time_s is None:
+        return f"the textbook rules choose {name}, which is {prediction.verdict}: {prediction.reason}"
+    regret = prediction.step_time_s / float(result.seconds[result.ranked[0]]) - 1
+    fits = "" if prediction.verdict == "ok" else f" and does not fit ({prediction.reason})"
     notes = "".join(f"; {note}" for note in rules.notes)
     return (
-        f"the textbook rules choose {explain.title(rules.layout)}: {theirs.step_time_s:.3f} s per step, "
+        f"the textbook rules choose {name}: {prediction.step_time_s:.3f} s per step, "
         f"{regret:.1%} slower than the best{fits}{notes}"
     )
 
@@ -146,18 +146,22 @@ def compare_with_textbook(result: SearchResult) -> str:
 def as_json(
     results: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None, variants: bool = False
 ) -> dict[str, Any]:
-    """Return the contents of `plan.json`: query, number of candidates, and the best layouts with their figures."""
-    query = _query(next(iter(results.values())).job) | {"precision": list(results), "memory_cap_gib": memory_cap_gib}
-    layouts = [_layout(p, f, i) for p, f, i in rank_layouts(results, variants=variants)[:top]]
+    """Return the contents of `plan.json`: query, number of candidates, the `top` best layouts and their figures."""
+    query = _describe_query(next(iter(results.values())).job) | {
+        "precision": list(results),
+        "memory_cap_gib": memory_cap_gib,
+    }
+    layouts = [_describe_layout(p, f, i) for p, f, i in rank_layouts(results, variants=variants)[:top]]
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, results.values())), "layouts": layouts}
 
 
 def describe_run(job: PlannedJob) -> dict[str, Any]:
     """Return the contents of `plan.json` for one run with a given layout."""
-    return {"schema": SCHEMA, "query": _query(job), "candidates": 1, "layouts": [described(job)]}
+    return {"schema": SCHEMA, "query": _describe_query(job), "candidates": 1, "layouts": [described(job)]}
 
 
-def _query(job: PlannedJob) -> dict[str, Any]:
+def _describe_query(job: PlannedJob) -> dict[str, Any]:
+    """Return the `query` of `plan.json`."""
     return {
         "model": job.model.name,
         "gpu": job.node.gpu.name,
@@ -172,14 +176,15 @@ def _query(job: PlannedJob) -> dict[str, Any]:
     }
 
 
-def _layout(precision: str, result: SearchResult, i: int) -> dict[str, Any]:
+def _describe_layout(precision: str, result: SearchResult, i: int) -> dict[str, Any]:
+    """Return the i-th layout of a search as an entry of `layouts` in `plan.json`."""
     job = result.job_at(i)
     prediction = predict.one(job)
     return described(job, prediction) | {"precision": precision, "why": explain.explain_layout(result, i, prediction)}
 
 
 def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str, Any]:
-    """Return the layout of a run with its figures, as an entry of `layouts` in `plan.json`."""
+    """Return the layout of a job and its predicted figures, in the form of `layouts` in `plan.json`."""
     prediction = prediction or predict.one(job)
     return {
         "layout": asdict(job.layout),
@@ -203,7 +208,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
 
 
 def stages(job: PlannedJob) -> list[dict[str, Any]]:
-    """Return the bytes per category at the peak of each pipeline rank."""
+    """Return the bytes per category of each pipeline rank at its peak, in the form of `stages` in `plan.json`."""
     owners = memory.by_owner(job, columns.from_job(job))
     return [
         {"rank": rank, "bytes": {key: round(float(part[rank])) for key, part in owners.items()}}

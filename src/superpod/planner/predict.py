@@ -27,16 +27,16 @@ Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted memory and time of a run; `illegal` and `unsupported` runs have no figures.
+    """Predicted memory and time of a run; without figures if its verdict is `illegal` or `unsupported`.
 
-    `oom` means that a run does not fit, and `ok` that it fits or is tight, according to `memory.capacity.classify`.
+    `oom` = the run does not fit in memory; `ok` = it fits or is tight (`memory.capacity.classify`).
     """
 
     verdict: Verdict
     reason: str = ""
-    """All violated rules, or the missing memory; warnings if the verdict is `ok`."""
+    """All violated rules, or the excess of memory; warnings if the verdict is `ok`."""
     fit: memory.Fit | None = None
-    """Whether the run fits in memory; None if unknown."""
+    """Whether the run fits in memory; None without figures."""
     step_time_s: float | None = None
     step_time_low_s: float | None = None
     """Lower end of the 80 % interval (`intervals.py`)."""
@@ -53,7 +53,7 @@ class Prediction:
     allocated_high_gib: float | None = None
     reserved_gib_max: float | None = None
     extrapolation: str = ""
-    """A warning if no run of this size was fitted, so that the interval is wider (`intervals.extrapolation`)."""
+    """A warning if the run is outside the range of the fitted runs (`intervals.extrapolation`), else ""."""
     terms_s: Mapping[str, float] = field(default_factory=dict)
     """Term of the step time -> seconds; the sum is `step_time_s`."""
     owners_gib: Mapping[str, float] = field(default_factory=dict)
@@ -81,10 +81,10 @@ class Prediction:
 
 
 class Run(NamedTuple):
-    """One of many runs that may share a setting."""
+    """One of many runs to predict, which may share a setting."""
 
     setting: PlannedJob
-    """The job; its layout and number of GPUs are ignored. Runs with the same setting share the object."""
+    """A job whose layout and number of GPUs are ignored; runs with the same setting should share the object."""
     layout: Layout
     """Its gbs is ignored."""
     gpus: int
@@ -104,17 +104,17 @@ class Run(NamedTuple):
 
 
 def one(job: PlannedJob) -> Prediction:
-    """Return the prediction for one job."""
+    """Predict memory and step time of one job."""
     return many([job])[0]
 
 
 def many(jobs: Sequence[PlannedJob]) -> list[Prediction]:
-    """Return the predictions for many jobs, in order; jobs that differ only in their layout are computed together."""
+    """Predict many jobs, in order; jobs that differ only in layout and number of GPUs are computed together."""
     return runs([Run.from_job(job) for job in jobs])
 
 
 def runs(runs: Sequence[Run]) -> list[Prediction]:
-    """Return the predictions for runs, in order; runs with the same setting are computed together."""
+    """Predict many runs, in order; runs with the same setting are computed together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     of_setting: dict[int, list[int]] = {}
     for i, run in enumerate(runs):
@@ -129,7 +129,7 @@ def runs(runs: Sequence[Run]) -> list[Prediction]:
 
 
 def _predict_group(runs: list[Run]) -> list[Prediction]:
-    """Return the predictions for runs with the same setting."""
+    """Predict runs with the same setting, in order."""
     gpus = [run.gpus for run in runs]
     values = columns.fields([run.layout for run in runs], gpus, [run.gbs for run in runs])
     values["gpus"] = np.array(gpus)
@@ -143,7 +143,7 @@ def _predict_group(runs: list[Run]) -> list[Prediction]:
 
 
 def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
-    """Return index -> message for illegal runs.
+    """Return index -> message of each illegal run; `values` are `columns.fields` and `gpus`.
 
     `legality.legal_mask` checks all runs at once; only those that may be illegal are checked again, with messages.
     """
@@ -162,13 +162,14 @@ def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, st
 
 
 def _has_valid_chunks(x: Layout, layers: int) -> bool:
-    """Return whether the chunks add up to the model's layers, and no other field partitions them."""
+    """Return whether the layout has chunks that add up to `layers`, and no other field that partitions them."""
     if x.chunks is None or x.embedding_as_layer or x.loss_as_layer or _has_ends(x):
         return False
     return len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
 
 
 def _has_ends(x: Layout) -> bool:
+    """Return whether the layout sets the layers of the first or the last stage."""
     return x.first_layers is not None or x.last_layers is not None
 
 
@@ -186,12 +187,12 @@ ZERO_OR_MORE = (
 
 
 def _setting(job: PlannedJob) -> tuple[object, ...]:
-    """Return the fields of a job except layout and number of GPUs, as a key for grouping."""
+    """Return a key of the job for grouping: all fields except layout and number of GPUs."""
     return (job.model, job.node, job.fabric, job.seq, job.precision, job.task, job.options)
 
 
 def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
-    """Return the predictions for legal runs with the same setting; `values` are `columns.fields` and `gpus`."""
+    """Predict legal runs with the same setting, in order; `values` are `columns.fields` and `gpus`."""
     job, count = runs[0].setting, len(runs)
     ways: dict[tuple[Any, ...], int] = {}
     way = np.array([ways.setdefault(_split_key(run.layout), len(ways)) for run in runs])
@@ -242,7 +243,7 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
 
 
 def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
-    """Return the reason for a run that does not fit or is tight, else ""; sizes in GiB."""
+    """Return why a run does not fit or is tight, or "" if it fits; sizes in GiB."""
     if fit == "does not fit":
         over = max(needed, reserved) - limit
         return f"{over:.1f} GiB more than the {limit:.1f} GiB of usable memory"
@@ -250,7 +251,7 @@ def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: flo
 
 
 def _rows(table: Mapping[str, Array]) -> list[dict[str, float]]:
-    """Convert a mapping of columns to a list of mappings, one per row."""
+    """Convert a dict of columns to a list of dicts, one per row."""
     lists = [column.tolist() for column in table.values()]
     return [dict(zip(table, row, strict=True)) for row in zip(*lists, strict=True)]
 
@@ -260,4 +261,5 @@ SPLIT_FIELDS = ("pp", "vp", "embedding_as_layer", "loss_as_layer", "first_layers
 
 
 def _split_key(x: Layout) -> tuple[Any, ...]:
+    """Return the values of SPLIT_FIELDS."""
     return (x.pp, x.vp or 1, x.embedding_as_layer, x.loss_as_layer, x.first_layers, x.last_layers, x.chunks)

@@ -1,4 +1,4 @@
-"""Throughput on several numbers of GPUs, each with its best layout."""
+"""Predict the throughput on several numbers of GPUs, each with its best layout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Point:
-    """The best layout at one size. If none fits, `seconds` is None and `reason` explains why."""
+    """The best layout on one number of GPUs. If none fits, `seconds` is None and `reason` has the message."""
 
     kind: str
-    """`strong`: constant global batch size; `weak`: proportional to the number of GPUs."""
+    """strong = constant global batch size; weak = global batch size proportional to the number of GPUs."""
     gpus: int
     gbs: int
     seconds: float | None = None
@@ -26,12 +26,12 @@ class Point:
     layout: Layout | None = None
     reason: str = ""
     precision: str = ""
-    """The precision of the layout, which `--precision auto` chooses."""
+    """The precision of the layout; with `--precision auto`, the fastest."""
     low_s: float | None = None
     """Lower end of the 80 % interval of `seconds`."""
     high_s: float | None = None
     extrapolation: str = ""
-    """As in `Prediction`."""
+    """A warning if the run is outside the range of the fitted runs, else ""."""
 
     @property
     def step_time(self) -> str:
@@ -40,14 +40,15 @@ class Point:
 
 
 def table(job: PlannedJob, sizes: list[int], *, auto: bool = False) -> list[Point]:
-    """Return strong scaling with the job's global batch size, then weak scaling, which starts with it.
+    """Return the points of strong scaling, then of weak scaling, for numbers of GPUs in `sizes`.
 
-    With `auto`, each point has its fastest precision.
+    The global batch size is the job's, in weak scaling on the first size. With `auto`, each point has its fastest
+    precision.
     """
     gbs = job.layout.gbs
     strong_points = [_best_point(job, "strong", size, gbs, auto=auto) for size in sizes]
     weak_points = [_best_point(job, "weak", size, gbs * size // sizes[0], auto=auto) for size in sizes]
-    return _against_first(strong_points) + _against_first(weak_points)
+    return _add_efficiency(strong_points) + _add_efficiency(weak_points)
 
 
 def as_json(point: Point) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def as_json(point: Point) -> dict[str, Any]:
 
 
 def _best_point(job: PlannedJob, kind: str, gpus: int, gbs: int, *, auto: bool) -> Point:
+    """Search the best layout on `gpus` GPUs with a global batch of `gbs` samples."""
     try:
         best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)), auto=auto)
     except UserError as none:
@@ -76,6 +78,7 @@ def _best_point(job: PlannedJob, kind: str, gpus: int, gbs: int, *, auto: bool) 
     )
 
 
-def _against_first(points: list[Point]) -> list[Point]:
+def _add_efficiency(points: list[Point]) -> list[Point]:
+    """Return the points with their efficiency relative to the first that fits."""
     first = next((p.tokens_per_s / p.gpus for p in points if p.seconds is not None), 1.0)
     return [replace(p, efficiency=p.tokens_per_s / p.gpus / first) for p in points]

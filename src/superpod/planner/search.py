@@ -1,8 +1,8 @@
 """Search all legal layouts of a run: predict their memory and step time, and rank them.
 
-A search combines a few short lists (`Space`), removes the layouts that violate a rule of `legality.py`, and predicts
-the rest with `memory/` and `steptime.py` as columns, without a loop over layouts. `search` keeps layouts that do not
-fit, so that `explain.py` can name those that would be faster.
+A search combines the lists of values in `Space`, removes the layouts that violate a rule of `legality.py`, and predicts
+the others with `memory/` and `steptime.py` as columns, without a loop over layouts. The result includes layouts that do
+not fit, so that `explain.py` can list those that would be faster.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Space:
     max_vp: int = 16
     """Maximum number of model chunks per pipeline rank; each costs kernel launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
-    """Field of `Layout` -> value that the search does not change."""
+    """Field of `Layout` -> the only value that the search tries."""
 
     def __post_init__(self) -> None:
         field_names = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
         for key in self.fixed:
             if key not in field_names:
                 hint = did_you_mean(key, field_names) or f"keys: {', '.join(field_names)}"
-                raise UserError(f"{key!r} is not a layout key that can be fixed", hint)
+                raise UserError(f"the search cannot fix the layout key {key!r}", hint)
         if wrong := Layout.from_mapping(self.fixed, "the fixed layout").below_one():
             raise UserError(wrong[0].message)
 
@@ -103,14 +103,14 @@ class SearchResult:
 
     @cached_property
     def fits(self) -> Flags:
-        """Whether each layout fits; tight layouts do not count."""
+        """Mask of the layouts that fit; tight layouts do not."""
         return self.fit == memory.FITS
 
     @cached_property
     def ranked(self) -> Column:
-        """Indices of the layouts that fit or are tight, sorted by step time (to 0.1 %), complexity and memory.
+        """Indices of the layouts that fit or are tight, sorted by step time (rounded to 0.1 %), complexity and memory.
 
-        Tight layouts come last, and among them those whose reserved bytes exceed the cap.
+        Tight layouts follow the others; the last are those whose reserved bytes exceed the cap.
         """
         usable = np.flatnonzero(self.fit != memory.TOO_LARGE)
         # Equal within 0.1 %: the model is not more accurate.
@@ -121,7 +121,7 @@ class SearchResult:
 
     @property
     def tight(self) -> Flags:
-        """Whether each layout is tight: it may run, with almost no free memory or only without fragmentation."""
+        """Mask of the tight layouts: with almost no free memory, or only without fragmentation."""
         return self.fit == memory.TIGHT
 
     def _complexity(self, layouts: Column) -> Column:
@@ -132,7 +132,7 @@ class SearchResult:
 
     @cached_property
     def best_per_degrees(self) -> Column:
-        """The first layout in `ranked` for each combination of TP, PP, CP and EP."""
+        """Indices of the first layout in `ranked` for each combination of TP, PP, CP and EP."""
         code = np.zeros(len(self.ranked), dtype=np.int64)
         for key in DEGREES:
             code = code * (self.fields[key].max() + 1) + self.fields[key][self.ranked]
@@ -186,7 +186,7 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
 
 
 def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
-    """Return the error if no layout is legal: a rule that every layout violates, or the batch size."""
+    """Return the error for a search without legal layouts: a rule that all layouts violate, or the batch size."""
     message = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
     if forbidden := legality.layout_independent_violation(job):
         return UserError(f"{message}: {forbidden.message}", forbidden.fix)
@@ -231,13 +231,14 @@ def _costs(job: PlannedJob, stages: Stages, grid: dict[str, Column]) -> dict[str
 
 
 def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
+    """Yield the even splits, in which the embedding and the loss may count as layers."""
     fixed = space.fixed
     for embedding, loss in ENDS:
         if fixed.get("embedding_as_layer", embedding) != embedding or fixed.get("loss_as_layer", loss) != loss:
             continue
         total = job.model.layers + embedding + loss
         for pp in (p for p in range(1, total + 1) if total % p == 0 and job.gpus % p == 0):
-            # On one rank, it makes no difference whether the ends count as layers.
+            # On one rank, it makes no difference whether the embedding and the loss count as layers.
             if fixed.get("pp", pp) != pp or (pp == 1 and (embedding or loss)):
                 continue
             for vp in (v for v in range(1, total // pp + 1) if total // pp % v == 0):
@@ -247,7 +248,7 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 
 
 def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
-    """Yield splits for layers that are not divisible by pp, such as 61 layers on 4 stages: chunks differ by one."""
+    """Yield splits for layers that pp does not divide, such as 61 layers on 4 stages: chunks differ by one layer."""
     layers, fixed = job.model.layers, space.fixed
     # Megatron supports no uneven stages for hybrid models (rules.py).
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
@@ -262,15 +263,15 @@ def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 
 
 HEAD_FACTORS = (1.0, 1.25)
-"""Factors on the head's fraction of the FLOPs that are tried: its loss is memory-bound, so it takes longer."""
+"""Factors on the output layer's FLOPs that are tried: the loss is memory-bound and takes longer than its FLOPs."""
 MAX_RELATIVE_LOAD = 0.99
-"""Maximum compute time of the largest stage, relative to an even partition, for an uneven partition to be tried."""
+"""An uneven partition is tried only if it reduces the load of the largest stage to this fraction or less."""
 
 
 def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
-    """Yield splits whose last stage has fewer layers, because the output layer takes as long as several layers.
+    """Yield splits whose last stage has fewer layers, for models whose output layer takes as long as several layers.
 
-    This is the case for a vocabulary of 256,000 and a small hidden size, or with multi-token prediction.
+    Examples are a vocabulary of 256,000 with a small hidden size, and multi-token prediction.
     """
     model = job.model
     if model.pattern or model.runs or {"embedding_as_layer", "loss_as_layer"} & set(space.fixed):
@@ -291,7 +292,7 @@ def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]
 
 
 def _head_in_layers(job: PlannedJob) -> float:
-    """Return the FLOPs of the output layer and multi-token prediction, as a multiple of those of an average layer."""
+    """Return the FLOPs of the output layer and multi-token prediction, divided by those of an average layer."""
     model = job.model
     head = 6.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
     layer = (model.flops_per_token(job.seq, causal=True) - head) / (model.layers + model.mtp_layers)
@@ -299,13 +300,13 @@ def _head_in_layers(job: PlannedJob) -> float:
 
 
 def _max_rank_layers(chunks: Sequence[int], pp: int, head: float) -> float:
-    """Return the layer count of the most heavily loaded pipeline rank, counting the output layer as `head` layers."""
+    """Return the layers of the pipeline rank with the highest load; the output layer counts as `head` layers."""
     ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
     return max(*ranks[:-1], ranks[-1] + head) if pp > 1 else ranks[0] + head
 
 
 def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, ...]:
-    """Return the recomputation options to try for this model, from none to full."""
+    """Return the recompute options to try for a model, no recomputation first."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
     if not any(job.has_separate_norm(kind) for kind in m.kinds):  # no norm is a separate module
@@ -387,6 +388,7 @@ def _legal_grid(job: PlannedJob, splits: tuple[Split, ...], grid: dict[str, Colu
 
 
 def _names(space: Space, key: str) -> tuple[Any, ...]:
+    """Return the values of a field to try: the fixed one, else those of the space."""
     return (space.fixed[key],) if key in space.fixed else getattr(space, key)
 
 
@@ -399,7 +401,7 @@ def _divisors(n: int) -> Column:
 
 
 def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Column]:
-    """Return the Cartesian product of the rows and the lists."""
+    """Return the Cartesian product of the rows of a table with lists of values, as a table."""
     axes = [np.arange(len(next(iter(rows.values()))) if rows else 1), *lists.values()]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
     return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))

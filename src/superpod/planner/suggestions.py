@@ -1,11 +1,11 @@
-"""Suggest single changes to a run, such as `cp 2`, that save memory or time."""
+"""Suggest single changes to a run, such as `cp 2`, that free memory or save time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from superpod.planner import legality, predict
+from superpod.planner import predict
 from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
 from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.predict import Prediction
@@ -15,10 +15,10 @@ SEARCH = "`recipes plan` searches combinations"
 
 @dataclass(frozen=True)
 class Saving:
-    """A change to a run that saves memory, and its effect."""
+    """A change to a run that frees memory, and its effect."""
 
     what: str
-    """The change in words."""
+    """The change, such as `cp 2` or `full recompute`."""
     job: PlannedJob
     """The changed job."""
     prediction: Prediction
@@ -28,35 +28,35 @@ class Saving:
 
 
 def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Saving]:
-    """Return every legal single change that frees memory: first those that make the run fit, then by step time."""
+    """Return the legal single changes that free memory, first those that make the run fit, each by step time."""
     before = before or predict.one(job)
     if before.step_time_s is None or before.reserved_gib_max is None:
         return []
-    changed_jobs = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
-    changed_jobs += [(what, job.replace(options=options)) for what, options in _options(job)]
-    legal = [(what, other) for what, other in changed_jobs if not legality.violations(other)]
+    changed_jobs = [(what, job.replace(layout=layout)) for what, layout in _layout_changes(job)]
+    changed_jobs += [(what, job.replace(options=options)) for what, options in _option_changes(job)]
     savings = []
-    for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
+    for (what, other), after in zip(changed_jobs, predict.many([other for _, other in changed_jobs]), strict=True):
         frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
-        if frees > 0.05 and after.step_time_s:  # GiB; less is within the model's error
+        if (
+            after.step_time_s and frees > 0.05
+        ):  # illegal jobs have no step time; GiB; less is within the error of the memory model
             savings.append(Saving(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
     return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
 
 def faster_changes(job: PlannedJob, before: Prediction, count: int = 3) -> list[str]:
     """Describe up to `count` single changes that fit and reduce the step time by at least 1 %, the fastest first."""
-    changed_jobs = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
-    legal = [(what, other) for what, other in changed_jobs if not legality.violations(other)]
-    after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
-    fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
+    changed_jobs = [(what, job.replace(layout=layout)) for what, layout in (*_layout_changes(job), *_reversals(job))]
+    predictions = zip(changed_jobs, predict.many([other for _, other in changed_jobs]), strict=True)
+    fits = [(what, p.step_time_s) for (what, _), p in predictions if p.fit == "fits" and p.step_time_s]
     gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
     return [f"{what} reduces the step time by {-gain:.1%}" for gain, what in sorted(gains) if gain < -0.01][:count]
 
 
 def describe_shortage(job: PlannedJob, before: Prediction, combined: str = SEARCH) -> str:
-    """Describe what a run lacks that does not fit: `40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...`.
+    """Describe how much memory a run lacks and up to three changes that free memory: `40.2 GiB short: cp 2 frees ..`.
 
-    If single changes make it fit, only those are listed; else the largest savings, followed by the hint `combined`.
+    If single changes make the run fit, only those are listed, by step time; else the hint `combined` follows.
     """
     missing = max(0.0, before.short_gib)
     savings = memory_savings(job, before)
@@ -65,20 +65,20 @@ def describe_shortage(job: PlannedJob, before: Prediction, combined: str = SEARC
     if not shown_savings:
         return f"{missing:.1f} GiB short, and no single change to the layout frees memory: use more GPUs"
     savings_text = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown_savings)
+    note = "; each of them is enough" if len(enough) > 1 else ""
     if not enough:
-        return f"{missing:.1f} GiB short: {savings_text}; no single change is enough" + (
-            f": {combined}" if combined else ""
-        )
-    return f"{missing:.1f} GiB short: {savings_text}" + ("; each of them is enough" if len(enough) > 1 else "")
+        note = "; no single change is enough" + (f": {combined}" if combined else "")
+    return f"{missing:.1f} GiB short: {savings_text}{note}"
 
 
 def advise_more_memory(job: PlannedJob) -> str:
-    """Return a hint for a search that found no layout that fits, if no single option is enough."""
+    """Return the hint for a run that no single change makes fit: more GPUs, or a higher memory cap if it has one."""
     cap = job.options.memory_cap
     return "use more GPUs" if cap is None else f"use more GPUs or raise the memory cap of {cap:g} GiB"
 
 
-def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
+def _layout_changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
+    """Yield (description, layout) for changes of the layout that usually free memory."""
     layout = job.layout
     for key in ("tp", "pp", "cp", "ep"):
         doubled = getattr(layout, key) * 2
@@ -95,7 +95,6 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
         for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
             changed = layout.replace(recompute="selective", recompute_modules=(module,))
             yield f"recomputing {module}", changed
-    if layout.recompute != "full":
         for layers in (1, 2, 4, 8):
             changed = layout.replace(recompute="full", recompute_method="block", recompute_layers=layers)
             yield f"full recompute of {layers} layer{'s' * (layers > 1)} per chunk", changed
@@ -103,7 +102,7 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
 
 
 def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
-    """Yield the changes that save time at the cost of memory."""
+    """Yield (description, layout) for changes of the layout that usually save time and need more memory."""
     layout = job.layout
     for key in ("tp", "pp", "cp", "ep"):
         if (degree := getattr(layout, key)) % 2 == 0:
@@ -122,7 +121,8 @@ def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
         yield "zero1", layout.replace(sharding="zero1")
 
 
-def _options(job: PlannedJob) -> Iterator[tuple[str, Options]]:
+def _option_changes(job: PlannedJob) -> Iterator[tuple[str, Options]]:
+    """Yield (description, options) for changes of options that free memory."""
     if job.options.moments == "fp32" and job.task != "lora":
         yield "BF16 moments", replace(job.options, moments="bf16")
     if job.options.offload < 1 and job.task != "lora":

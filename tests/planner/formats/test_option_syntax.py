@@ -99,9 +99,9 @@ def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(wor
         ("pp=0", "pp must be at least 1, not 0", "use an integer of at least 1, such as pp=1"),
         ("sp=tru", "sp must be true or false, not 'tru'", "did you mean true?"),
         ("recompute=ful", "recompute must be one of none, selective, full, not 'ful'", "did you mean full?"),
-        ("sharding=3", "sharding must be a string, not 3", "for example sharding=none"),
+        ("sharding=3", "sharding must be one of none, zero1, zero2, zero3, not 3", "for example sharding=none"),
         ("recompute_modules=mpl", "recompute_modules must be a list of values from core_attn", "did you mean mlp?"),
-        ("chunks=a", "chunks must be a list of layer counts", "for example --layout chunks=3+6x4+5"),
+        ("chunks=a", "chunks must be a list", "specify the layers of each chunk, such as chunks=3+6x4+5"),
     ],
 )
 def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text, says, hint):

@@ -184,21 +184,21 @@ def test_bytes_of_recurrent_blocks():
 )
 def test_bytes_of_number_formats(precision, gpu, narrow, copies):
     u = of(precision=precision, gpu=gpu)
-    assert u.narrow == narrow
+    assert u.gemm_input_bytes == narrow
     assert u.fp8_copies == copies
     assert u.is_fp8 == (precision not in ("bf16", "fp32"))
-    assert u.wide == (4 if precision == "fp32" else 2)
+    assert u.act_bytes == (4 if precision == "fp32" else 2)
 
 
 def test_what_is_not_quantised_may_be_fp32():
-    assert of(precision="fp8cs", options={"unquantised": "fp32"}).wide == 4
-    assert of(options={"unquantised": "fp32"}).wide == 2
+    assert of(precision="fp8cs", options={"unquantised": "fp32"}).act_bytes == 4
+    assert of(options={"unquantised": "fp32"}).act_bytes == 2
 
 
 def test_under_lora_only_adapted_products_keep_their_input():
     u = of(task="lora", precision="fp8cs", options={"lora_targets": ("linear_qkv",)})
-    assert (u.input_of("linear_qkv"), u.input_of("linear_fc1")) == (2, 0)
-    assert of(task="lora", options={"lora_dropout": 0.1}).input_of("linear_qkv") == 3
+    assert (u.saved_input_bytes("linear_qkv"), u.saved_input_bytes("linear_fc1")) == (2, 0)
+    assert of(task="lora", options={"lora_dropout": 0.1}).saved_input_bytes("linear_qkv") == 3
 
 
 @pytest.mark.parametrize(("release", "version"), [("mcore 0.11", 0.11), ("NeMo 25.09", 0.15), ("", 0.15)])
@@ -250,18 +250,18 @@ HEAD = 128 * 10
     ],
 )
 def test_dummies_of_weight_gradients(model, elements):
-    assert peak._dummies(of(model)).item() == 2 * (elements + HEAD)
+    assert peak._wgrad_dummy_bytes(of(model)).item() == 2 * (elements + HEAD)
 
 
 @pytest.mark.parametrize("more", [{"options": {"grad_fusion": False}}, {"options": {"impl": "local"}},
                                   {"options": {"framework": "fsdp2"}}, {"task": "lora"}])  # fmt: skip
 def test_no_dummies_without_fused_accumulation(more):
-    assert peak._dummies(of(**more)).item() == 0
+    assert peak._wgrad_dummy_bytes(of(**more)).item() == 0
 
 
 def test_what_tensor_parallelism_splits_of_the_dummies():
-    assert peak._dummies(of(tp=2)).item() == 570 + 256 * 10 / 2 * 2  # the vocabulary is padded to 128 x tp
-    assert peak._dummies(of(MLA, tp=2)).item() == 2 * (140 + (60 + 98 + 60 + 210) / 2) + 2560
+    assert peak._wgrad_dummy_bytes(of(tp=2)).item() == 570 + 256 * 10 / 2 * 2  # the vocabulary is padded to 128 x tp
+    assert peak._wgrad_dummy_bytes(of(MLA, tp=2)).item() == 2 * (140 + (60 + 98 + 60 + 210) / 2) + 2560
 
 
 @pytest.mark.parametrize(
@@ -276,14 +276,14 @@ def test_what_tensor_parallelism_splits_of_the_dummies():
     ],
 )
 def test_workspaces_of_cublas(model, more, mib):
-    assert peak._workspaces(of(model, **more)) == mib * 2**20
+    assert peak._workspace_bytes(of(model, **more)) == mib * 2**20
 
 
 def test_buffers_of_a_pipeline_rank():
     u = of(pp=2, tp=2, sp=True, gbs=2)
-    extra = peak._buffers(u) - peak._workspaces(u)
+    extra = peak._buffer_bytes(u) - peak._workspace_bytes(u)
     assert extra.tolist() == [0, 2 * 10 * SEQ + 2 * 10 * SEQ / 2]  # gathered whole; received as the part it is
-    assert (peak._buffers(of(pp=2, tp=2, gbs=2)) - peak._workspaces(u)).tolist() == [0, 2 * 10 * SEQ]
+    assert (peak._buffer_bytes(of(pp=2, tp=2, gbs=2)) - peak._workspace_bytes(u)).tolist() == [0, 2 * 10 * SEQ]
 
 
 @pytest.mark.parametrize(
@@ -298,16 +298,16 @@ def test_buffers_of_a_pipeline_rank():
     ],
 )
 def test_bytes_of_the_loss(more, kept, moment):
-    assert peak._loss(of(**more)).item() == (kept + moment) * SEQ * 128
-    assert peak._loss(of(**more, tp=2)).item() == (kept + moment) * SEQ * 256 / 2  # padded to 128 x tp
-    assert peak._loss(of(shape(mtp_layers=2), **more)).item() == (3 * kept + moment) * SEQ * 128
+    assert peak._logits_bytes(of(**more)).item() == (kept + moment) * SEQ * 128
+    assert peak._logits_bytes(of(**more, tp=2)).item() == (kept + moment) * SEQ * 256 / 2  # padded to 128 x tp
+    assert peak._logits_bytes(of(shape(mtp_layers=2), **more)).item() == (3 * kept + moment) * SEQ * 128
 
 
 def test_the_heads_input_gradient_is_whole_before_it_is_scattered():
     token = 2 * 10 * SEQ
-    assert peak._ends(of()).item() == 3 * token
-    assert peak._ends(of(tp=2)).item() == 4 * token
-    assert peak._ends(of(tp=2, sp=True)).item() == (2 / 2 + 1 + 1 / 2) * token
+    assert peak._head_bytes(of()).item() == 3 * token
+    assert peak._head_bytes(of(tp=2)).item() == 4 * token
+    assert peak._head_bytes(of(tp=2, sp=True)).item() == (2 / 2 + 1 + 1 / 2) * token
 
 
 def held(u):
@@ -337,10 +337,12 @@ def test_the_optimizers_step_copies_two_byte_gradients(more, there):
     u = of(MOE, gpus=4, ep=2, gbs=4, **more)
     own = held(u)
     expected = 4 * (own.dense.item() / 4 + own.experts.item() / 2) if there else 0
-    assert peak._optimizer_step(u, own).item() == pytest.approx(expected)
+    assert peak._optimizer_step_bytes(u, own).item() == pytest.approx(expected)
     if there:
         whole = of(MOE, gpus=4, ep=2, gbs=4, sharding="none", **more)
-        assert peak._optimizer_step(whole, own).item() == pytest.approx(4 * (own.dense.item() + own.experts.item()))
+        assert peak._optimizer_step_bytes(whole, own).item() == pytest.approx(
+            4 * (own.dense.item() + own.experts.item())
+        )
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,6 @@ def test_every_model_of_the_table_names_its_source_and_computes():
         assert model.source != "given by hand"
         assert model.active_parameters() <= model.total_parameters()
         assert 6 * model.active_parameters() < model.flops_per_token(65536, causal=True) * 1.5
-        assert model.kv_cache_bytes(4096) > 0
 
 
 def test_flops_follow_the_two_published_conventions():
@@ -130,16 +129,8 @@ def test_flops_of_a_gpt_are_the_papers_formula():
     assert gpt.flops_per_token(s, causal=False) == pytest.approx(formula, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "per_token"), [("llama2_7b", 524_288), ("llama3_8b", 131_072), ("deepseek_v3", 61 * 576 * 2)]
-)
-def test_kv_cache_of_one_token(name, per_token):
-    assert models.find(name).kv_bytes_per_token() == per_token
-
-
-def test_a_window_bounds_the_cache_and_the_scores():
+def test_a_window_bounds_the_scores():
     windowed, plain = models.find("mistral_7b"), models.find("mistral_7b").replace(window=0)
-    assert windowed.kv_cache_bytes(65536) == plain.kv_cache_bytes(4096)
     assert windowed.flops_per_token(4096, causal=True) == plain.flops_per_token(4096, causal=True)
     assert windowed.flops_per_token(65536, causal=True) < plain.flops_per_token(65536, causal=True)
 
@@ -230,7 +221,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
         ({"runs": "2x128 x64"}, "runs contains 'x64'"),
         ({"runs": "3x128"}, "the runs have 3 layers, but layers is 2"),
         ({"runs": "2x128", "pattern": "M-"}, "runs cannot be combined with pattern"),
-        ({"norm": "batch"}, "norm is 'batch'"),
+        ({"norm": "batch"}, "norm must be rms or layer, not 'batch'"),
         ({"style": "bert"}, "style must .*'bert'"),
     ],
 )

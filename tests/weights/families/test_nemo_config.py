@@ -228,6 +228,6 @@ def test_a_gemma3_without_a_scale_has_that_of_its_heads():
 @pytest.mark.parametrize(("scale", "scalar"), [(256**-0.5, 256), (None, 128), (168.5**-0.5, 168.5)])
 def test_gemma3_scalar_is_an_integer_where_it_can_be(scale, scalar):
     config = SimpleNamespace(softmax_scale=scale, kv_channels=128)
-    keys = export_config._gemma_keys(config, "gemma3_text")
+    keys = export_config._build_gemma_keys(config, "gemma3_text")
     assert keys == {"query_pre_attn_scalar": scalar}
     assert type(keys["query_pre_attn_scalar"]) is type(scalar)

@@ -29,21 +29,21 @@ MAX_SUBSET_RUNS = 12
 BEAM_WIDTH = 6
 """Number of subsets that the beam search extends by one correction."""
 MIN_NOISE = 1e-4
-"""Smallest relative scatter of step times that a fit assumes."""
+"""Minimum relative scatter of step times that a fit assumes."""
 FOLDS = 6
 """Number of folds of the cross-validation."""
 SUBSET_TOLERANCE = 0.005
 """Maximum relative error at which a subset of the corrections is accepted; otherwise all corrections are fitted."""
 NOISES = (0.1, 0.03, 0.01)
-"""Relative scatters of the step times that are tried: the smaller, the more the runs count relative to the prior."""
+"""Relative scatters of the step times to try: a smaller one gives the runs more weight relative to the prior."""
 MIN_MANY_RUNS = 40
-"""From this number of runs on, only the first two of NOISES are tried: so many runs never agree more closely."""
+"""From this number of runs on, only the first two of NOISES are tried: many runs never agree more closely."""
 NOISE_PENALTY = 1.3
 """Factor by which each smaller noise has to reduce the error, because a few runs may agree by chance."""
 MAX_LOG_ERROR = 0.7
-"""Log errors are limited to this (a factor of 2) when fits are compared, so that no outlier decides."""
+"""Limit of log errors (a factor of 2) when fits are compared, so that outliers do not decide."""
 LEVELS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
-"""Starting points for `full_from`, which the descent finds only from a nearby value."""
+"""Starting points for `full_from`, because the descent finds only a nearby optimum."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,23 @@ class Calibration:
     noise: float
     """Relative scatter of the step times that the fit assumes."""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Correction that these runs establish -> 80 % interval."""
+    """Correction that these runs establish -> 80 % interval of its value."""
     groups: list[tuple[str, ...]] = field(default_factory=list)
-    """Corrections that these runs cannot tell apart."""
+    """Groups of corrections that these runs cannot tell apart."""
     undetermined: list[str] = field(default_factory=list)
-    """Corrections that these runs do not determine, and that therefore keep their defaults."""
+    """Corrections that these runs do not determine; they keep their defaults."""
 
     def error(self, predicted: Array) -> float:
-        """Return the median relative error of a prediction for these runs."""
+        """Return the median relative error of predicted step times (in seconds, per run)."""
         return float(np.median(np.abs(predicted / self.measured - 1)))
 
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
-    """Return the corrections that explain the runs best.
+    """Fit the corrections of a GPU type to measured runs.
 
     Raises:
-        UserError: there are no runs, they used several GPU types, or a step time is not a positive number,
-            or no plausible machine is that slow or fast.
+        UserError: there are no runs, they used several GPU types, a step time is not a positive number, or the fitted
+            corrections are not plausible for any machine.
     """
     fit = Fit(runs)
     subset = _fit_smallest_subset(fit) if len(runs) <= MAX_SUBSET_RUNS else None
@@ -123,7 +123,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
 
 
 def _memory_factor(runs: Sequence[MeasuredRun]) -> dict[str, float]:
-    """Return the correction of allocated memory: the median over the runs that measured it, drawn towards 1."""
+    """Return the correction of allocated memory: median of measured / predicted, shrunk towards 1; {} if unmeasured."""
     logs = []
     for run in runs:
         if run.allocated_gib or run.reserved_gib:
@@ -142,7 +142,7 @@ class _Chosen(NamedTuple):
     """The result of a fit."""
 
     x: Array
-    """The fitted vector."""
+    """The fitted corrections (see `Fit`)."""
     noise: float
     """The relative scatter that the fit assumes."""
     left_out: Array
@@ -167,7 +167,7 @@ def _fit_all(fit: Fit) -> _Chosen:
 
 
 def _fit_smallest_subset(fit: Fit) -> _Chosen:
-    """Fit the smallest subset of corrections that explains a few runs, with a corrected Akaike criterion (AICc)."""
+    """Fit the smallest subset of corrections that explains a few runs, by the corrected Akaike criterion (AICc)."""
     count = len(fit.y)
     everyone = np.ones(count)
     best = _fit_subset(fit, everyone, (), fit.start())
@@ -192,14 +192,14 @@ class _SubsetFit(NamedTuple):
     """A fit with a subset of the corrections."""
 
     criterion: float
-    """The information criterion; smaller is better."""
+    """AICc of the fit; smaller is better."""
     chosen: tuple[int, ...]
     """Indices in `CORRECTIONS`."""
     x: Array
 
 
 def _extend(fit: Fit, mask: Array, start: _SubsetFit) -> Iterator[_SubsetFit]:
-    """Yield a rough fit for each correction that affects the runs, added to the subset of `start`."""
+    """Yield a rough fit of the subset of `start` with one more correction, for each one that affects the runs."""
     affects = np.abs(fit.slopes(start.x, fit.logs(start.x))).max(axis=0) > MIN_NOISE / 10
     for i in np.flatnonzero(affects):
         if i not in start.chosen:
@@ -207,7 +207,7 @@ def _extend(fit: Fit, mask: Array, start: _SubsetFit) -> Iterator[_SubsetFit]:
 
 
 def _refine(fit: Fit, mask: Array, rough: _SubsetFit | tuple[float, tuple[int, ...], Array]) -> _SubsetFit:
-    """Fit the same subset again with decreasing noise."""
+    """Fit the subset of `rough` again, with decreasing noise."""
     _, chosen, x = rough
     for noise in (0.03, 0.003, MIN_NOISE):
         x = _fit_subset(fit, mask, chosen, x, noise).x
@@ -226,9 +226,9 @@ def _fit_subset(fit: Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise:
 
 
 class Fit:
-    """The runs, and the model that predicts the log of their step times from corrections.
+    """Measured runs, and the model that predicts the log of their step times from a vector of corrections.
 
-    In a vector of corrections, factors are stored as logs.
+    The vector `x` has an entry per item of `CORRECTIONS`: the log of a factor, any other value itself.
     """
 
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
@@ -260,11 +260,11 @@ class Fit:
         self.limits = np.where(logged, np.log(np.where(logged, limits, 1.0)), limits)
 
     def start(self) -> Array:
-        """Return the vector of the default values."""
+        """Return the vector of default corrections."""
         return np.array([0.0 if c.kind in ("time", "speed") else c.default for c in CORRECTIONS])
 
     def starts(self) -> list[Array]:
-        """Return more starting points, for minima that a descent from the defaults may miss: slow CPUs, no overlap."""
+        """Return more starting vectors, for optima that a descent from the defaults may miss: slow CPUs, no overlap."""
         slow_cpus = {"launches": 2.0, "late_senders": 0.5, "tp_latency": 2.3}
         no_overlap = {c.name: 0.0 for c in CORRECTIONS if c.kind == "share"}
         full = [slow_cpus | {"alloc_retries": 0.5, "full_from": level} for level in LEVELS]
@@ -274,11 +274,11 @@ class Fit:
         ]
 
     def value(self, name: str, x: float) -> float:
-        """Convert an entry of the vector to the value of the correction `name`."""
+        """Convert an entry of the vector to the value of correction `name`."""
         return float(np.exp(x)) if corrections.CORRECTIONS_BY_NAME[name].kind in ("time", "speed") else float(x)
 
     def logs(self, x: Array) -> Array:
-        """Return the log of the predicted step time of each run."""
+        """Return the log of the step time of each run that corrections `x` predict."""
         values = {c.name: self.value(c.name, v) for c, v in zip(CORRECTIONS, x, strict=True)}
         factors, additions = corrections.factors(values), corrections.additions(values)
         constants = calibration.bounded(
@@ -288,7 +288,7 @@ class Fit:
         return np.log(sum(steptime.price(self.cost, constants).values()))
 
     def slopes(self, x: Array, at: Array, free: Flags | None = None) -> Array:
-        """Return the derivatives of `logs` for the free corrections, [runs, corrections]; at = `logs(x)`."""
+        """Return the derivatives of `logs` by corrections, [runs, corrections]; 0 if not `free`. `at` is `logs(x)`."""
         slopes = np.zeros((len(self.y), len(x)))
         for i in range(len(x)) if free is None else np.flatnonzero(free):
             bump = -1e-3 if x[i] + 1e-3 > self.limits[i, 1] else 1e-3
@@ -298,35 +298,38 @@ class Fit:
         return slopes
 
     def spread(self, mask: Array, x: Array) -> float:
-        """Return the root mean square of the log errors; an outlier counts little more than `MAX_LOG_ERROR`."""
+        """Return the root mean square of the log errors of masked runs, robust to outliers beyond `MAX_LOG_ERROR`."""
         off = (self.logs(x) - self.y) / MAX_LOG_ERROR
         return MAX_LOG_ERROR * float(np.sqrt((mask * np.log1p(off**2)).sum() / mask.sum()))
 
     def prior(self, x: Array) -> float:
-        """Return the squared distance of a vector from the defaults, in units of the prior widths."""
+        """Return the prior's penalty: the squared distance of corrections `x` from the defaults, in prior widths."""
         return float((((x - self.start()) / self.width) ** 2).sum())
 
     def misfit(self, x: Array, scatter: float) -> float:
-        """Return the objective over all runs: squared errors in units of the scatter, plus the prior's penalty."""
+        """Return the objective of corrections `x` over all runs: squared errors / scatter, plus the prior's penalty."""
         return self._cost(self.logs(x), x, np.ones(len(self.y)), scatter, max(scatter, 0.1))
 
     def refit(
         self, x: Array, scatter: float, free: Indices | None = None, fixed: tuple[int, ...] = (), explore: bool = False
     ) -> Array:
-        """Return the best vector near `x`, or from all starts; corrections that are not free have their defaults."""
+        """Return the corrections that minimize `misfit`, starting at `x`, and with `explore` at `starts` as well.
+
+        Corrections that are not in `free`, or are in `fixed` (both indices), have their defaults.
+        """
         chosen = np.ones(len(x), bool) if free is None else np.isin(np.arange(len(x)), free)
         chosen[list(fixed)] = False
         begins = [np.where(chosen, begin, self.start()) for begin in (x, *(self.starts()[:3] if explore else ()))]
         return self.solve(np.ones(len(self.y)), scatter, begins, chosen)
 
     def solve(self, mask: Array, noise: float, begins: Sequence[Array], free: Flags | None = None) -> Array:
-        """Return the best vector for the masked runs, from several starting points; only `free` corrections change."""
+        """Return the best corrections for the masked runs, from several starting vectors; only `free` ones change."""
         free = np.ones(len(self.width), bool) if free is None else free
         ends = [self._descend(mask, noise, begin, free) for begin in begins]
         return min(ends, key=lambda end: end[0])[1]
 
     def _descend(self, mask: Array, noise: float, x: Array, free: Flags) -> tuple[float, Array]:
-        """Minimize with Levenberg-Marquardt; the scale beyond which a run is an outlier follows the residuals."""
+        """Minimize by Levenberg-Marquardt, and return (objective, x); the scale of outliers follows the residuals."""
         default, cost = self.start(), np.inf
         logs = self.logs(x)
         for _ in range(4):
@@ -353,7 +356,10 @@ class Fit:
         self, x: Array, logs: Array, cost: float, damping: float, curve: Array, pull: Array,
         mask: Array, noise: float, scale: float,
     ) -> tuple[Array, Array, float, float]:  # fmt: skip
-        """Take one step that reduces the cost, shortened if necessary; corrections at their limits stay there."""
+        """Take a step that reduces the objective, shortened if necessary; corrections at their limits stay there.
+
+        Returns (x, logs, objective, damping).
+        """
         for _ in range(6):
             free = ~(((x <= self.limits[:, 0]) & (pull > 0)) | ((x >= self.limits[:, 1]) & (pull < 0)))
             damped = curve + damping * np.diag(np.diag(curve))
@@ -368,12 +374,13 @@ class Fit:
         return x, logs, cost, damping
 
     def _cost(self, logs: Array, x: Array, mask: Array, noise: float, scale: float) -> float:
+        """Return the objective: Cauchy-weighted squared log errors in units of `noise`, plus the prior's penalty."""
         rows = mask * (scale / noise) ** 2 * np.log1p(((logs - self.y) / scale) ** 2)
         return float(rows.sum()) + self.prior(x)
 
 
 def _without_corrections(job: PlannedJob) -> PlannedJob:
-    """Return the job without the corrections of its hardware."""
+    """Return the job on the same GPU without a user's corrections."""
     gpu = job.node.gpu
     base, own = corrections.decode(gpu.calibrated_as)
     if not own:
@@ -382,7 +389,7 @@ def _without_corrections(job: PlannedJob) -> PlannedJob:
 
 
 def apply_corrections(job: PlannedJob, values: dict[str, float]) -> PlannedJob:
-    """Return the job with these corrections on its hardware."""
+    """Return the job on its GPU with corrections (name -> value) instead of its own."""
     gpu = _without_corrections(job).node.gpu
     corrected_gpu = replace(gpu, calibrated_as=corrections.encode(gpu.calibrated_as or gpu.name, values))
     return job.replace(node=job.node.replace(gpu=corrected_gpu))

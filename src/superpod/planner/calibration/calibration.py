@@ -1,6 +1,6 @@
-"""The constants of the step-time model, from `data/calibration.toml`: time relative to measured kernels and bandwidths.
+"""Read the constants of the step-time model from `data/calibration.toml`: times relative to kernels and bandwidths.
 
-The file has `[constants]`, and `[factors."..."]` that multiply some of them for a GPU generation, a precision, a
+The file has `[constants]`, and tables `[factors."..."]` that multiply some of them for a GPU generation, a precision, a
 release of the software, or a class of runs. No constant is specific to one run, model or GPU.
 `benchmarks/fit_steptime.py` writes the file.
 """
@@ -31,7 +31,7 @@ COMPUTE = (*KERNELS, *TRAFFIC, "misaligned", "gap")
 """Constants that `software` multiplies: all computation of a GPU."""
 TIERS = tuple(f"{group}_{tier}" for group in ("tp", "cp", "ep", "send", "dp") for tier in ("near", "far"))
 BOUNDS = {
-    **dict.fromkeys(KERNELS, 1.0),  # as fast as the kernel measured alone
+    **dict.fromkeys(KERNELS, 1.0),  # the kernel measured alone
     **dict.fromkeys(TRAFFIC, 1.0),  # HBM's bandwidth
     **dict.fromkeys(("states", "grads"), 1.0),
     **dict.fromkeys(TIERS, 1.0),  # the links' bandwidth
@@ -67,7 +67,7 @@ def power_factor(gpu: Gpu, constant: str) -> float:
 
 
 def selectors(job: PlannedJob) -> tuple[str, ...]:
-    """Return the names of the factors that apply to a job."""
+    """Return the names of the `[factors]` tables that apply to a job."""
     release, framework = job.options.release, job.options.framework
     gpu = job.node.gpu
     names = [f"generation {gpu.fitted_as or gpu.generation}", f"precision {job.precision}"]
@@ -84,14 +84,14 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
 
 
 def fuses_experts(job: PlannedJob) -> bool:
-    """Return whether gated experts run as one fused MXFP8 kernel."""
+    """Return whether a job runs its gated experts as one fused MXFP8 kernel."""
     m = job.model
     fused = job.options.fused_grouped_mlp and job.node.gpu.fuses_mxfp8_experts
     return m.is_moe and m.gated and job.precision == "mxfp8" and fused
 
 
 def constants(job: PlannedJob) -> dict[str, float]:
-    """Return name -> constant for a job, including the corrections of a user's own calibration."""
+    """Return name -> constant for a job, with bounds and a user's corrections applied."""
     _, own = corrections.decode(job.node.gpu.calibrated_as or job.node.gpu.name)
     values = unbounded(job)
     for name, factor in corrections.factors(own).items():
@@ -100,7 +100,7 @@ def constants(job: PlannedJob) -> dict[str, float]:
 
 
 def unbounded(job: PlannedJob) -> dict[str, float]:
-    """Return the constants for a job without corrections, before bounds apply."""
+    """Return name -> constant for a job, without bounds and a user's corrections."""
     values = dict(_product(selectors(job)))
     latency = job.fabric.latency_us / NOMINAL_LATENCY_US
     for name in corrections.FAR_LATENCIES:
@@ -112,6 +112,7 @@ def unbounded(job: PlannedJob) -> dict[str, float]:
 
 @cache
 def _product(chosen: tuple[str, ...]) -> dict[str, float]:
+    """Return name -> constant, multiplied by the factors of the chosen tables."""
     tables = _tables()
     values = {key: float(value) for key, value in tables["constants"].items()}
     for name in chosen:
@@ -121,12 +122,12 @@ def _product(chosen: tuple[str, ...]) -> dict[str, float]:
 
 
 def with_hops(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Add the latencies between nodes, which are fitted together with those inside a node."""
+    """Add the latencies between nodes (`*_hops`), which are fitted together with those within a node (`*_steps`)."""
     return {**values, **{f"{group}_hops": values[f"{group}_steps"] for group in ("tp", "cp", "ep")}}
 
 
 def bounded(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Multiply the constants of computation by `software`, and apply the bounds to the result."""
+    """Return the constants with those of computation multiplied by `software`, and limited to their bounds."""
     result: dict[str, Any] = dict(values)
     software = result.pop("software")
     for name in COMPUTE:
@@ -140,4 +141,5 @@ def bounded(values: Mapping[str, Value]) -> dict[str, Any]:
 
 @cache
 def _tables() -> dict[str, Any]:
+    """Return the tables of `data/calibration.toml`."""
     return config_files.read_toml(FILE)

@@ -9,11 +9,11 @@ from superpod.planner.calibration.calibrate import Calibration
 from superpod.planner.calibration.corrections import CORRECTIONS_BY_NAME
 
 MIN_CHANGE = 0.005
-"""Minimum difference from the default; closer values are omitted: their effect is not measurable."""
+"""Minimum difference from the default; smaller differences have no measurable effect and are omitted."""
 
 
 def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
-    """Return a TOML file for `--hardware` with one table per GPU; `source` describes the calibration runs."""
+    """Format calibrations as a TOML file for `--hardware`, with a table per GPU; `source` describes the runs."""
     lines = [
         "# Written by `recipes calibrate`: corrections of the planner's default constants for these machines.",
         "# Factors (1 = default), and fractions of the default overlap. Use with --hardware, or in a collection.",
@@ -29,7 +29,7 @@ def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
 
 
 def changed_values(one: Calibration) -> dict[str, float]:
-    """Return the corrections that differ from the defaults."""
+    """Return correction -> value for the corrections that differ from their defaults."""
     values = {name: one.values.get(name, correction.default) for name, correction in CORRECTIONS_BY_NAME.items()}
     return {
         name: value
@@ -39,12 +39,12 @@ def changed_values(one: Calibration) -> dict[str, float]:
 
 
 def _min_change(name: str) -> float:
-    """Return the minimum change of a correction; it is smaller for amounts in seconds than for factors."""
+    """Return the minimum difference of a correction from its default; for amounts, it is a tenth of MIN_CHANGE."""
     return MIN_CHANGE / 10 if CORRECTIONS_BY_NAME[name].kind == "amount" else MIN_CHANGE
 
 
 def summarize(one: Calibration) -> list[str]:
-    """Return sentences on the calibration's errors, its corrections, and what the runs do not determine."""
+    """Return lines about a calibration: its errors, its corrections, and those that the runs do not determine."""
     count = len(one.names)
     errors = f"{one.error(one.default_times):.1%} with the defaults, {one.error(one.calibrated_times):.1%} calibrated"
     if count > 1:
@@ -67,14 +67,14 @@ def summarize(one: Calibration) -> list[str]:
 
 
 def _describe(one: Calibration, name: str, value: float) -> str:
-    """Return a sentence on a correction, with its 80 % interval."""
+    """Format a correction with its 80 % interval and meaning."""
     interval = one.ranges.get(name)
     interval_text = f" (80 %: {interval[0]:.3g} to {interval[1]:.3g})" if interval else ""
     return f"{name} {value:.3g}{interval_text}: {CORRECTIONS_BY_NAME[name].about}{_explain(name, value)}"
 
 
 def _explain(name: str, value: float) -> str:
-    """Return a suffix that explains the value, depending on the kind of correction."""
+    """Return a suffix that explains the value of a correction, such as `: 80% of the default`."""
     kind = CORRECTIONS_BY_NAME[name].kind
     if kind == "share" and value < 0.1:
         return ": no overlap"

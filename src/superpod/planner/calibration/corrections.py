@@ -34,22 +34,22 @@ class Correction:
     name: str
     about: str
     width: float
-    """Prior width: the expected deviation from the default, of the log of a factor, or of any other value itself."""
+    """Standard deviation of the prior: of the log of a factor, of any other value itself."""
     constants: tuple[str, ...] = ()
     kind: Literal["time", "speed", "share", "amount", "level", "bytes"] = "time"
     """time, speed, bytes: a factor; share: a fraction of the default overlap, 0 to 1; amount: an addition, default 0;
     level: a fraction of the memory that a rank may use."""
     slowest: float = 100.0
-    """Value of a factor beyond which a machine is not plausible; launches and latencies of 25 times were measured."""
+    """Factor beyond which no real machine is expected; launches and latencies 25 times slower have been measured."""
 
     @property
     def default(self) -> float:
-        """The default, which changes nothing."""
+        """The value that leaves the prediction unchanged: 0 for an amount, else 1."""
         return 0.0 if self.kind == "amount" else 1.0
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The minimum and maximum value."""
+        """The minimum and maximum valid value."""
         return LIMITS.get(self.kind, (0.01, 200.0))
 
 
@@ -95,10 +95,10 @@ NOTES = ("source", "runs")
 
 
 def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
-    """Return the corrections in a table; error messages begin with `where`.
+    """Return correction -> value from a `[calibration.GPU]` table; error messages begin with `where`.
 
     Raises:
-        UserError: a key or value is invalid.
+        UserError: a key is not a correction, or a value is not a number within the limits of its correction.
     """
     values: dict[str, float] = {}
     for key, value in table.items():
@@ -118,20 +118,20 @@ def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
 
 
 def encode(gpu: str, values: Mapping[str, float]) -> str:
-    """Return the value of `Gpu.calibrated_as` for a GPU with these corrections; defaults are omitted."""
+    """Format a GPU's name and its corrections as a value of `Gpu.calibrated_as`; omit defaults."""
     changed = [f"{key}={value!r}" for key, value in values.items() if value != CORRECTIONS_BY_NAME[key].default]
     return f"{gpu}?{'&'.join(changed)}" if changed else gpu
 
 
 def decode(calibrated_as: str) -> tuple[str, dict[str, float]]:
-    """Split a value of `Gpu.calibrated_as` into the GPU whose constants apply, and the corrections."""
+    """Split a value of `Gpu.calibrated_as` into the name of the GPU whose constants apply, and correction -> value."""
     gpu, _, text = calibrated_as.partition("?")
     pairs = (part.partition("=") for part in text.split("&") if part)
     return gpu, {key: float(value) for key, _, value in pairs}
 
 
 def factors(values: Mapping[str, float]) -> dict[str, float]:
-    """Return constant of `calibration` -> factor by which the corrections multiply it."""
+    """Return constant -> factor for the constants of `calibration` that the corrections change."""
     result: dict[str, float] = {}
     for key, value in values.items():
         factor = 1 / value if CORRECTIONS_BY_NAME[key].kind == "speed" else value
@@ -140,15 +140,15 @@ def factors(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def additions(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the corrections that are not factors, which `steptime.price` uses as additional constants."""
+    """Return the corrections that are not factors; `steptime.price` uses them as additional constants."""
     return {key: value for key, value in values.items() if CORRECTIONS_BY_NAME[key].kind in LIMITS}
 
 
 def includes_retries(calibrated_as: str) -> bool:
-    """Return whether a GPU's calibration includes the time spent on allocation retries when memory is full."""
+    """Return whether `Gpu.calibrated_as` includes time spent on allocation retries when memory is full."""
     return decode(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
 
 
 def memory_factor(calibrated_as: str) -> float:
-    """Return the factor by which a GPU's calibration multiplies the predicted memory of a rank."""
+    """Return the factor by which `Gpu.calibrated_as` multiplies the predicted memory of a rank; 1 = not calibrated."""
     return decode(calibrated_as)[1].get(ALLOCATED.name, 1.0) if "?" in calibrated_as else 1.0

@@ -1,4 +1,4 @@
-"""Which corrections do measured runs determine, and which explain them equally well?
+"""Find which corrections measured runs determine, and which corrections explain the runs equally well.
 
 Two standard methods, applied to the posterior of the fit (runs and prior):
 
@@ -6,8 +6,8 @@ Two standard methods, applied to the posterior of the fit (runs and prior):
   (Tarantola, Inverse Problem Theory, 2005, section 3.2). A correction whose standard deviation stays close to that of
   its prior is not determined by the runs.
 - Profile likelihood (Raue et al., Bioinformatics 25, 2009): a correction is established if the runs cannot be explained
-  without it, whatever the values of all others. This holds also where effects are far from linear: launches have no
-  effect while the GPU is the slower one. What changes instead of the correction is what it cannot be told apart from.
+  without it, whatever the values of all others. This also holds for nonlinear effects: kernel launches have no effect
+  while the GPU is slower than the CPU. The corrections that change in its place cannot be told apart from it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,44 @@ Array = NDArray[np.float64]
 MIN_SCATTER = 0.01
 """Smallest relative scatter of measured step times: a repeated run seldom agrees more closely."""
 ESTABLISHED = 6.63
-"""Increase of the cost without a correction from which it is established: the 99 % quantile of chi-squared (1)."""
+"""A correction is established if the cost without it is higher by this: the 99 % quantile of chi-squared (1)."""
 PREDICTIVE = 0.5
-"""Median error of held-out runs, relative to that of the defaults, below which the runs need corrections.
+"""The runs need corrections if these reduce the median error of held-out runs below this share of the default error.
 
-Three runs that are all slower by half cost too little to establish one, because large residuals are weighted down.
+Three runs that all take 1.5 times the predicted time would not establish one: large residuals are weighted down.
 """
 MIN_RUNS = 3
-"""Number of runs from which scatter can be told from causes; fewer establish nothing."""
+"""Minimum number of runs to separate scatter from causes; fewer establish no correction."""
 Z80 = 1.2816
 """Half the width of an 80 % interval, in standard deviations."""
 MAX_POSTERIOR = 0.5
-"""Standard deviation relative to the prior above which the runs do not determine a correction."""
+"""The runs do not determine a correction whose standard deviation exceeds this share of the prior's."""
 MIN_SHARE = 0.2
-"""Effect of a correction, relative to the largest, from which it takes part in an alternative explanation."""
+"""A correction is part of an alternative explanation if its effect exceeds this share of the largest effect."""
 
 
 @dataclass(frozen=True)
 class Identified:
-    """What the runs say about each correction; every correction that is in no field is determined, as its default."""
+    """Which corrections the runs determine. A correction in none of the fields is determined to be its default."""
 
     x: Array
-    """The vector, without corrections that the runs do not need."""
+    """The fitted corrections in the order of `CORRECTIONS`; those that the runs do not need have their defaults."""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Established correction -> 80 % interval."""
+    """Established correction -> 80 % interval of its value."""
     groups: list[tuple[str, ...]] = field(default_factory=list)
-    """Corrections that these runs cannot tell apart: each group explains the runs, none of its members is certain."""
+    """Groups of corrections that these runs cannot tell apart: one or several members of a group are needed."""
     undetermined: list[str] = field(default_factory=list)
     """Corrections that these runs do not determine; they keep their defaults."""
 
 
 def identify(fit: Fit, x: Array, left_out: Array, is_fewest: bool) -> Identified:
-    """Return what the runs determine, given a fit and the logs of the step times that it predicts for held-out runs.
+    """Find which corrections the runs of a fit determine.
 
-    `is_fewest`: the fit already has the fewest corrections that explain the runs.
+    Args:
+        fit: the measured runs and their prior.
+        x: the fitted corrections.
+        left_out: log of the step time that is predicted for each run when it is held out.
+        is_fewest: whether `x` already has the fewest corrections that explain the runs.
     """
     if len(fit.y) < MIN_RUNS:
         return _identify_nothing(fit, x)
@@ -102,7 +106,7 @@ def identify(fit: Fit, x: Array, left_out: Array, is_fewest: bool) -> Identified
 
 
 def _identify_nothing(fit: Fit, x: Array) -> Identified:
-    """Return one group of all corrections that affect one or two runs, with the values of the fit."""
+    """Return one group of all corrections that affect the runs, with their fitted values; there are too few runs."""
     effects = np.linalg.norm(fit.slopes(x, fit.logs(x)) * fit.width, axis=0)
     in_group = (effects > MIN_SHARE * effects.max()) | (np.abs(x - fit.start()) > MIN_SHARE * fit.width)
     names = [c.name for c in CORRECTIONS]
@@ -114,20 +118,21 @@ def _identify_nothing(fit: Fit, x: Array) -> Identified:
 
 
 def _median_error(fit: Fit, x: Array) -> float:
+    """Return the median absolute error of the log of the step time, with corrections `x`."""
     return float(np.median(np.abs(fit.logs(x) - fit.y)))
 
 
 def _drop_unneeded(fit: Fit, x: Array, scatter: float, max_error: float) -> Array:
-    """Return the fit with the corrections set to their defaults, one after the other, that the runs do not need.
+    """Reset corrections that the runs do not need to their defaults, one at a time; return the refitted corrections.
 
-    The median error stays below `max_error`.
+    `scatter` is the relative scatter of measured step times, `max_error` the maximum of the median error.
     """
     default = fit.start()
     needed = np.flatnonzero(x != default)
     x = fit.refit(x, scatter, free=needed)
     while len(needed):
         without = [np.where(np.arange(len(x)) == i, default, x) for i in needed]
-        # The corrections that cost least when simply reset are tried first; the others adapt to the loss of one.
+        # Try first the corrections whose reset costs least before the others are refitted.
         order = np.argsort([fit.misfit(one, scatter) for one in without])
         cost = fit.misfit(x, scatter)
         for k in order:
@@ -142,7 +147,7 @@ def _drop_unneeded(fit: Fit, x: Array, scatter: float, max_error: float) -> Arra
 
 
 def _deviations(fit: Fit, x: Array, scatter: float) -> Array:
-    """Return the standard deviation of each correction while all others are free: Laplace's approximation."""
+    """Return the standard deviation of each correction with all others free, by Laplace's approximation."""
     logs = fit.logs(x)
     effects = fit.slopes(x, logs) * fit.width / scatter
     weights = 1 / (1 + ((logs - fit.y) / max(scatter, 0.1)) ** 2)
@@ -160,7 +165,7 @@ def _replacing(fit: Fit, x: Array, fixed: int, scatter: float, max_cost: float) 
 
 
 def _compensating(fit: Fit, x: Array, other: Array, fixed: int) -> set[int]:
-    """Return the corrections whose changes from `x` to `other` replace the effect of the fixed one."""
+    """Return the indices of corrections whose change from `x` to `other` replaces the effect of correction `fixed`."""
     logs = fit.logs(other)
     effects = np.zeros(len(x))
     for i in np.flatnonzero(x != other):

@@ -13,7 +13,7 @@ from superpod.planner.calibration.corrections import CORRECTIONS, Correction
 
 Array = NDArray[np.float64]
 TOLERANCE = 1.01
-"""Factor by which a value may pass its bound."""
+"""Factor by which a value may exceed its bound."""
 MAX_MEDIAN_RATIO = 2.0
 """Median of measured to calibrated step times, or its inverse, above which the corrections explain nothing."""
 HINT = (
@@ -23,10 +23,15 @@ HINT = (
 
 
 def check(values: Mapping[str, float], constants: Mapping[str, Array], ratios: Array) -> None:
-    """Check corrections; `constants` are those of the runs without them, `ratios` measured to calibrated step times.
+    """Check that fitted corrections are physically possible and explain the runs.
+
+    Args:
+        values: correction -> fitted value.
+        constants: constant of `calibration` -> its uncorrected value for each run.
+        ratios: measured step time / calibrated step time of each run.
 
     Raises:
-        UserError: a correction is outside its physical bounds, or the runs differ from any machine within them.
+        UserError: a correction is outside its physical bounds, or the median ratio is far from 1.
     """
     for correction in CORRECTIONS:
         value = values[correction.name]
@@ -46,9 +51,10 @@ def check(values: Mapping[str, float], constants: Mapping[str, Array], ratios: A
 
 
 def bounds(correction: Correction, constants: Mapping[str, Array], general: float) -> tuple[float, float]:
-    """Return the least and the most that a correction can be: as fast as the hardware, and `Correction.slowest`.
+    """Return the minimum and maximum plausible value of a correction.
 
-    The correction `general` slows down all computation, so the others of computation may be as much lower.
+    The hardware's peak speed is one bound, `Correction.slowest` the other. `general` is the value of the correction
+    that slows down all computation; other corrections of computation may be lower by that factor.
     """
     if correction.kind not in ("time", "speed"):
         return correction.limits
@@ -64,4 +70,5 @@ def bounds(correction: Correction, constants: Mapping[str, Array], general: floa
 
 
 def _explain(correction: Correction, value: float, bound: str) -> str:
+    """Return the message for an impossible correction; `bound` is a phrase such as `above its bound 4`."""
     return f"{correction.name} would be {value:.3g}, {bound}: no machine differs that much in {correction.about}"

@@ -1,4 +1,4 @@
-"""What depends on the release of the software: defaults that published tables do not show, and factors of the time.
+"""Defaults that depend on the software release and are not in published tables, and the factors of its step times.
 
 The `release` and `framework` columns of a table select a release; its `options`, `layout` and `recompute` columns take
 precedence.
@@ -17,7 +17,7 @@ SOFTWARE = (
     *((24.99, "NeMo 24"), (25.08, "NeMo 25.0"), (25.99, "NeMo 25.1")),
     *((26.05, "NeMo 26.0"), (99.0, "NeMo 26.1")),
 )
-"""Last NeMo release (year.month) of each group of releases whose runs share a factor, and the group's name."""
+"""(last NeMo release as year.month, name) of each group of releases whose runs share a time factor."""
 PINNED = "NeMo 25.1"
 """The group of the pinned versions (NeMo 2.7.3, megatron-core 0.15.3), and of jobs without a release."""
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
@@ -33,7 +33,7 @@ class Release:
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout`."""
     tuned: bool = False
-    """Whether the runs recompute as much as necessary to fit, without a value in the table."""
+    """Whether runs recompute as much as they need to fit in memory if the table does not specify recomputation."""
     by_cost: bool = False
     """Whether layers are partitioned by parameters (`stages.partition_by_cost`)."""
 
@@ -83,14 +83,14 @@ RELEASES = {
 
 @cache
 def find(framework: str, release: str) -> Release:
-    """Return the defaults of a framework's release; `PLAIN` if it is unknown."""
+    """Return the default options and layout of a framework's release; `PLAIN` if the release is unknown."""
     text = f"{framework} {release}"
     return next((known for pattern, known in RELEASES.items() if re.search(pattern, text, re.I)), PLAIN)
 
 
 @cache
 def normalize(release: str) -> str:
-    """Return a row's release in the form of `Options.release`."""
+    """Convert the `release` cell of a table to the form of `Options.release`, such as `NeMo 25.09`."""
     text = release.strip()
     number = re.search(r"(?:NeMo|container|tag v)\s*(\d\d\.\d\d)", text)
     return f"NeMo {number[1]}" if number else text
@@ -98,14 +98,14 @@ def normalize(release: str) -> str:
 
 @cache
 def fp8_kind(release: str) -> str:
-    """Return the precision of a row with `fp8`: delayed scaling in NeMo before mid-2025 and in MLPerf, else current."""
+    """Return `fp8cs` for NeMo releases from 25.04 on, else `fp8ds`: the scaling of rows that only specify `fp8`."""
     is_late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
     return "fp8cs" if is_late else "fp8ds"
 
 
 @cache
 def software(release: str, framework: str) -> str:
-    """Return the name of the factor for a job's software: a group of NeMo's releases, or a framework."""
+    """Return the name of the time factor for a job's software: a group of NeMo releases, a framework or a benchmark."""
     if framework != "megatron":
         return framework
     if release.startswith("MLPerf"):

@@ -1,4 +1,4 @@
-"""Read users' configuration files; errors name the file."""
+"""Read users' configuration files; error messages name the file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from superpod.errors import UserError, cut
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file.
-
-    Raises:
-        UserError: the file cannot be read, or is not TOML.
-    """
+    """Read the tables of a TOML file. Raises UserError if the file cannot be read, or is not TOML."""
     return parse_toml(read_text(path), str(path))
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML text; error messages begin with `where`.
-
-    Raises:
-        UserError: the text is not TOML.
-    """
+    """Parse TOML text; error messages begin with `where`. Raises UserError if the text is not TOML."""
     import tomllib  # takes 10 ms, and only a caller that reads a file needs it
 
     try:
@@ -58,11 +50,11 @@ def _find_lines(text: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 MAX_BYTES = 10 * 2**20
-"""Maximum size of a configuration file; a larger file is something else."""
+"""Maximum size of a configuration file; a larger file is not a configuration."""
 
 
 def read_text(path: Path, expected: str = "a configuration file") -> str:
-    """Return the text of a configuration file; `expected` describes in error messages what to pass instead.
+    """Return the text of a configuration file; error messages ask the user to pass `expected`.
 
     Raises:
         UserError: the file does not exist, cannot be read, is not a regular text file, or is too large.
@@ -85,10 +77,10 @@ def read_text(path: Path, expected: str = "a configuration file") -> str:
 
 
 def read_json(path: Path, expected: str = "a JSON file") -> dict[str, Any]:
-    """Return the object in a JSON file; `expected` as for `read_text`.
+    """Return the object in a JSON file; error messages ask the user to pass `expected`.
 
     Raises:
-        UserError: as `read_text`, or the file does not contain a JSON object.
+        UserError: the file cannot be read (see `read_text`), or does not contain a JSON object.
     """
     try:
         value = json.loads(read_text(path, expected))
@@ -100,16 +92,13 @@ def read_json(path: Path, expected: str = "a JSON file") -> dict[str, Any]:
 
 
 def unreadable_error(path: Path, error: OSError | ValueError, expected: str) -> UserError:
-    """Return the UserError for a user's file that cannot be opened or decoded; `expected` is what to pass instead."""
+    """Return the UserError for a file that cannot be opened or decoded; its hint asks the user to pass `expected`."""
     name = str(path) if len(str(path)) < 200 and str(path).isprintable() else cut(str(path))
     if isinstance(error, FileNotFoundError):
-        hint = f"pass {expected}"
-        similar_names = []
-        if len(path.name) < 200:
-            similar_names = difflib.get_close_matches(path.name, _sibling_names(path), n=1, cutoff=0.8)
-        if similar_names:
-            hint += f"; did you mean {similar_names[0]}?"
-        return UserError(f"{name} does not exist", hint)
+        siblings = _sibling_names(path) if len(path.name) < 200 else []
+        similar_names = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.8)
+        suggestion = f"; did you mean {similar_names[0]}?" if similar_names else ""
+        return UserError(f"{name} does not exist", f"pass {expected}{suggestion}")
     if isinstance(error, IsADirectoryError):
         return UserError(f"{name} is a folder", f"pass {expected}")
     if isinstance(error, UnicodeDecodeError):
@@ -119,6 +108,7 @@ def unreadable_error(path: Path, error: OSError | ValueError, expected: str) -> 
 
 
 def _sibling_names(path: Path) -> list[str]:
+    """Return up to 1,000 names in the folder of `path`; [] if the folder cannot be read."""
     try:
         return sorted(entry.name for entry in path.parent.iterdir())[:1000]
     except OSError:

@@ -1,6 +1,6 @@
 """Import configurations of other tools: DeepSpeed JSON, Accelerate YAML, Megatron-LM arguments.
 
-Keys with an equivalent in this project are imported. All others are listed in `left_out`; none is dropped silently.
+Keys with an equivalent in this project are imported; all others are listed in `left_out`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ImportedConfig:
     """Keys without an equivalent in this project."""
 
     def job(self, base: PlannedJob) -> PlannedJob:
-        """Return the planned job of the file: its layout and options, with the model, GPUs and batch size of `base`."""
+        """Return `base` with the layout and options of the file; model, GPUs and batch size stay those of `base`."""
         if self.arguments:
             made, unknown = megatron_args.apply(base, self.arguments)
             self.left_out = (*self.left_out, *unknown)
@@ -54,7 +54,7 @@ def read(path: Path) -> ImportedConfig:
     """Read the configuration in a file; the tool is detected from its contents.
 
     Raises:
-        UserError: the file cannot be read, or is not a configuration of one of these tools.
+        UserError: the file cannot be read, or is not a DeepSpeed, Accelerate or Megatron-LM configuration.
     """
     text = read_text(path, FILE_KINDS)
     try:
@@ -68,7 +68,7 @@ def read(path: Path) -> ImportedConfig:
     except UserError as wrong:
         raise UserError(f"{path}: {wrong}", wrong.hint) from wrong
     except ImportError as missing:
-        raise UserError(f"{path} is YAML, and PyYAML is not installed", "pip install PyYAML") from missing
+        raise UserError(f"{path} is YAML, and PyYAML is not installed", "install it: `pip install PyYAML`") from missing
     except Exception as broken:  # json, yaml and shlex raise exceptions of their own
         known_errors = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
         if isinstance(broken, known_errors) or type(broken).__module__.startswith("yaml"):
@@ -77,6 +77,7 @@ def read(path: Path) -> ImportedConfig:
 
 
 def _require_mapping(value: Any, path: Path) -> dict[str, Any]:
+    """Return the parsed content of a file; raises UserError if it is not a mapping with keys."""
     if not isinstance(value, dict):
         raise UserError(f"{path} does not contain a mapping", f"pass {FILE_KINDS}")
     if not value:
@@ -86,14 +87,14 @@ def _require_mapping(value: Any, path: Path) -> dict[str, Any]:
 
 
 class _Keys:
-    """A nested table from which known keys are taken one by one; the remaining keys have no equivalent."""
+    """A nested table from which supported keys are removed one by one; the remaining keys have no equivalent."""
 
     def __init__(self, table: dict[str, Any]) -> None:
-        self._left = dict(_flatten(table))
+        self._remaining = dict(_flatten(table))
 
     def take(self, key: str, kind: Callable[[Any], Any] = lambda value: value) -> Any:
         """Remove a dotted key and return its converted value; None if it is absent, `null` or `auto`."""
-        value = self._left.pop(key, None)
+        value = self._remaining.pop(key, None)
         if value is None or value == "auto":
             return None
         try:
@@ -102,8 +103,8 @@ class _Keys:
             raise UserError(f"{value!r} is not a valid value for {key}") from None
 
     @property
-    def left(self) -> tuple[str, ...]:
-        return tuple(sorted(self._left))
+    def remaining(self) -> tuple[str, ...]:
+        return tuple(sorted(self._remaining))
 
 
 MAX_KEYS = 2_000
@@ -111,6 +112,7 @@ MAX_KEYS = 2_000
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return (dotted key, value) for each value of a nested table."""
     pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"
@@ -120,14 +122,14 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def _parse_positive(value: Any) -> int:
+def _parse_positive_integer(value: Any) -> int:
     number = int(value)
     if isinstance(value, bool) or number != float(value) or not 1 <= number < 2**31:
         raise ValueError(value)
     return number
 
 
-def _parse_stage(value: Any) -> str:
+def _parse_zero_stage(value: Any) -> str:
     number = int(value)
     if not 0 <= number <= 3:
         raise ValueError(value)
@@ -139,14 +141,14 @@ def _parse_flag(value: Any) -> bool:
 
 
 def _import_deepspeed(table: dict[str, Any]) -> ImportedConfig:
-    """Import a DeepSpeed JSON: ZeRO stage, batch sizes, precision, offload, AutoTP."""
+    """Import a parsed DeepSpeed JSON: ZeRO stage, batch sizes, precision, offload, AutoTP."""
     keys, config = _Keys(table), ImportedConfig()
-    config.gbs = keys.take("train_batch_size", _parse_positive)
-    mbs = keys.take("train_micro_batch_size_per_gpu", _parse_positive)
-    accumulate = keys.take("gradient_accumulation_steps", _parse_positive)
-    stage = keys.take("zero_optimization.stage", _parse_stage)
+    config.gbs = keys.take("train_batch_size", _parse_positive_integer)
+    mbs = keys.take("train_micro_batch_size_per_gpu", _parse_positive_integer)
+    accumulate = keys.take("gradient_accumulation_steps", _parse_positive_integer)
+    stage = keys.take("zero_optimization.stage", _parse_zero_stage)
     config.layout |= {key: value for key, value in (("mbs", mbs), ("sharding", stage)) if value is not None}
-    if tp := keys.take("tensor_parallel.autotp_size", _parse_positive):
+    if tp := keys.take("tensor_parallel.autotp_size", _parse_positive_integer):
         config.layout["tp"] = tp
     if config.gbs and mbs and accumulate:
         config.gpus = config.gbs // (mbs * accumulate) * config.layout.get("tp", 1) or None
@@ -157,7 +159,7 @@ def _import_deepspeed(table: dict[str, Any]) -> ImportedConfig:
         config.options["offload"] = 1.0
     if keys.take("activation_checkpointing.partition_activations", _parse_flag):
         config.layout["recompute"] = "full"
-    config.left_out = keys.left
+    config.left_out = keys.remaining
     return config
 
 
@@ -170,9 +172,9 @@ ACCELERATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "fsdp_config.fsdp_sharding_strategy": ("sharding", lambda v: FSDP[str(v).upper()]),
     "fsdp_config.fsdp_reshard_after_forward": ("sharding", lambda v: {**FSDP, **FSDP2}[str(v).upper()]),
     "fsdp_config.fsdp_activation_checkpointing": ("recompute", lambda v: "full" if _parse_flag(v) else "none"),
-    "deepspeed_config.zero_stage": ("sharding", _parse_stage),
-    LM + "tp_degree": ("tp", _parse_positive),
-    LM + "pp_degree": ("pp", _parse_positive),
+    "deepspeed_config.zero_stage": ("sharding", _parse_zero_stage),
+    LM + "tp_degree": ("tp", _parse_positive_integer),
+    LM + "pp_degree": ("pp", _parse_positive_integer),
     LM + "sequence_parallelism": ("sp", _parse_flag),
     LM + "recompute_activations": ("recompute", lambda v: "selective" if _parse_flag(v) else "none"),
     LM + "use_distributed_optimizer": ("sharding", lambda v: "zero1" if _parse_flag(v) else "none"),
@@ -181,41 +183,40 @@ ACCELERATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def _import_accelerate(table: dict[str, Any]) -> ImportedConfig:
-    """Import an Accelerate YAML: FSDP, Megatron-LM or DeepSpeed plugin, processes, precision."""
+    """Import a parsed Accelerate YAML: FSDP, Megatron-LM or DeepSpeed plugin, processes, precision."""
     keys, config = _Keys(table), ImportedConfig()
-    config.gpus = keys.take("num_processes", _parse_positive)
+    config.gpus = keys.take("num_processes", _parse_positive_integer)
     precision = keys.take("mixed_precision", str)
     config.precision = {"fp8": "fp8cs", "no": "fp32"}.get(precision or "", precision)
     for key in ("distributed_type", "num_machines", "compute_environment", "machine_rank", "main_training_function"):
         keys.take(key)
-    for name, (mine, kind) in ACCELERATE.items():
+    for name, (layout_key, kind) in ACCELERATE.items():
         if (value := keys.take(name, kind)) is not None:
-            config.layout[mine] = value
+            config.layout[layout_key] = value
     config.layout["sp"] = bool(config.layout.get("sp")) and config.layout.get("tp", 1) > 1
     if keys.take("deepspeed_config.offload_optimizer_device", str) == "cpu":
         config.options["offload"] = 1.0
-    config.left_out = keys.left
+    config.left_out = keys.remaining
     return config
 
 
 def _import_megatron(text: str) -> ImportedConfig:
-    """Import Megatron-LM arguments from a file of arguments or a complete script."""
+    """Import Megatron-LM arguments from a list of arguments or a launch script."""
     args = megatron_args.parse(_strip_shell_syntax(text))
     if not args:
-        raise UserError("the file has no literal arguments", "write the arguments without shell variables")
+        raise UserError("the file contains no Megatron arguments", "write the arguments without shell variables")
     config = ImportedConfig(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
     config.left_out = tuple(f"{name} {value}" for name, value in sorted(args.items()) if VARIABLE.search(value))
-    number = {key: config.arguments.get(name, "") for key, name in BATCH.items()}
-    for key, value in number.items():
+    for key, name in (("gbs", "global-batch-size"), ("seq", "seq-length")):
+        value = config.arguments.get(name, "")
         if value and not value.isdigit():
-            raise UserError(f"{value!r} is not a valid value for {BATCH[key]}")
-    config.gbs, config.seq = (int(number[key]) if number[key] else None for key in ("gbs", "seq"))
+            raise UserError(f"{value!r} is not a valid value for {name}")
+        setattr(config, key, int(value) if value else None)
     return config
 
 
-BATCH = {"gbs": "global-batch-size", "seq": "seq-length"}
 VARIABLE = re.compile(r"[$`]")
-"""Matches a value that only the shell can expand."""
+"""Matches a shell variable or command substitution."""
 
 
 def _strip_shell_syntax(text: str) -> str:

@@ -20,7 +20,7 @@ NULL_MEANS_NONE = frozenset(
         *("attn_logit_softcapping", "final_logit_softcapping"),
     }
 )
-"""Keys whose null means that the model does not have the feature; for all other keys, null is the same as absent."""
+"""Keys for which null means that the model does not have the feature; for all other keys, null means absent."""
 
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Keys of latent attention."""
@@ -75,7 +75,7 @@ class HFConfig:
     window_period: int
     """Every `window_period`-th layer has no window, according to the architecture's rule; 0 = no such rule."""
     layer_kinds: tuple[str, ...] | None
-    """The kind of each layer, if the file lists them and the architecture uses the list."""
+    """The kind of each layer; None if the file does not list them or the architecture ignores the list."""
     experts: int
     topk: int
     expert_ffn: int
@@ -100,10 +100,10 @@ class HFConfig:
     """The parts of a multimodal model that are not included, such as `vision and audio`."""
 
     def rope(self) -> Rope:
-        """Return the rotary position embeddings, regardless of the spelling in the file.
+        """Return the rotary position embeddings, from the keys of transformers 4 or 5.
 
         Raises:
-            InconsistentConfigError: as `to_transformers4_keys`.
+            InconsistentConfigError: the keys of transformers 4 and 5 differ (see `to_transformers4_keys`).
         """
         values = _with_defaults(to_transformers4_keys(self.stated), FAMILIES[self.model_type].defaults)
         scaling = values.get("rope_scaling") or {}
@@ -118,11 +118,11 @@ class HFConfig:
 
 
 def decoder_keys(config: Mapping[str, Any], where: str) -> Config:
-    """Return the keys of the decoder; in a multimodal model, those of `text_config` take precedence.
+    """Return the keys of the decoder; in a multimodal model, those of `text_config` override the outer keys.
 
     Args:
         config: the JSON object in the file.
-        where: name of the file in messages.
+        where: name of the file, for messages.
 
     Raises:
         UserError: a key has an invalid value.
@@ -141,30 +141,31 @@ def parse_config(keys: Config, where: str, *, default_sizes: bool = False) -> HF
 
     Args:
         keys: result of `decoder_keys`.
-        where: name of the file in messages.
+        where: name of the file, for messages.
         default_sizes: use transformers' defaults for absent sizes of experts and latent attention.
 
     Raises:
-        UserError: a key is missing.
+        UserError: a key that the architecture requires is missing.
     """
     kind = str(keys.get("model_type") or "")
     family = FAMILIES.get(kind, FAMILIES["llama"])
     defaults = {**family.defaults, **family.default_sizes} if default_sizes else family.defaults
     try:
-        decoder = _parse(_with_defaults(keys, defaults), keys, family)
+        decoder = _parse_decoder(_with_defaults(keys, defaults), keys, family)
     except KeyError as missing:
         raise missing_key(missing, kind, where) from missing
-    return replace(decoder, model_type=kind, left_out=_unused_part(keys))
+    return replace(decoder, model_type=kind, left_out=_omitted_modalities(keys))
 
 
 def missing_key(error: KeyError, kind: str, where: str) -> UserError:
-    """Return the error for a missing key that an architecture requires."""
+    """Convert the KeyError for a required key to a UserError; `kind` is the model_type, `where` the file."""
     return UserError(
         f"{where}: {error.args[0]} is missing", f"use a complete {kind} configuration, as written by transformers"
     )
 
 
-def _unused_part(keys: Config) -> str:
+def _omitted_modalities(keys: Config) -> str:
+    """Return the encoders of a multimodal model that are not parsed, such as `vision and audio`; "" if none."""
     if not isinstance(keys.get("text_config"), dict):
         return ""
     other_parts = [key for key in ("vision_config", "audio_config", "speech_config") if keys.get(key)]
@@ -172,11 +173,17 @@ def _unused_part(keys: Config) -> str:
 
 
 def _with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
+    """Return `config` with the defaults of absent keys; see `NULL_MEANS_NONE` for null."""
     given_keys = {key: value for key, value in config.items() if value is not None or key in NULL_MEANS_NONE}
     return {**defaults, **given_keys}
 
 
-def _parse(values: Config, config: Config, family: Family) -> HFConfig:
+def _parse_decoder(values: Config, config: Config, family: Family) -> HFConfig:
+    """Parse the decoder from `values`, the keys of the file with defaults, and `config`, those without.
+
+    Raises:
+        KeyError: a required key is missing.
+    """
     llama = dict(values)
     for name, theirs in family.names.items():
         if theirs in values:
@@ -193,7 +200,7 @@ def _parse(values: Config, config: Config, family: Family) -> HFConfig:
     layers = size("num_hidden_layers")
     layer_types = llama.get("layer_types")
     kinds = tuple(layer_types) if layer_types is not None and family.windows and family.windows.by_layer else None
-    window, windowed, period = _windows(llama, family.windows, kinds, layers)
+    window, windowed, period = _parse_windows(llama, family.windows, kinds, layers)
     latent = values if family.has_latent_attention else dict.fromkeys(LATENT, 0)
     return HFConfig(
         model_type="",
@@ -212,7 +219,7 @@ def _parse(values: Config, config: Config, family: Family) -> HFConfig:
         windowed=windowed,
         window_period=period,
         layer_kinds=kinds,
-        **_experts(values, family.experts),
+        **_parse_experts(values, family.experts),
         kv_lora=latent["kv_lora_rank"],
         q_lora=latent["q_lora_rank"] or 0,
         qk_nope_dim=latent["qk_nope_head_dim"],
@@ -223,10 +230,10 @@ def _parse(values: Config, config: Config, family: Family) -> HFConfig:
     )
 
 
-def _windows(
+def _parse_windows(
     c: Config, keys: WindowKeys | None, kinds: tuple[str, ...] | None, layers: int
 ) -> tuple[int, tuple[bool, ...], int]:
-    """Return the window size, whether each layer has it, and the period of the architecture's rule."""
+    """Return (window size in tokens, whether each layer has a window, period of the layers without one; 0 = none)."""
     no_windows = (False,) * layers
     if keys is None or (keys.switch and not c.get(keys.switch)):
         return 0, no_windows, 0
@@ -243,7 +250,8 @@ def _windows(
     return window, (True,) * layers, period
 
 
-def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
+def _parse_experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
+    """Return the fields of `HFConfig` for experts; without experts, the sizes are 0."""
     if keys is None or (keys.is_optional and not c.get(keys.count)):
         return {"experts": 0, "topk": 0, "expert_ffn": 0, "shared_ffn": 0, "dense_first": 0, "moe_every": 1}
     expert_ffn, shared_ffn = c[keys.ffn], 0
@@ -255,7 +263,7 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
     if dense_layers != list(range(len(dense_layers))):
         raise UserError(
             f"mlp_only_layers {dense_layers}: only the first layers can be dense",
-            "specify the model as a shape: dense_first=..",
+            "specify the model as a shape with dense_first=N",
         )
     return {
         "experts": c[keys.count],
@@ -286,26 +294,25 @@ def to_transformers4_keys(config: Config) -> Config:
             f"rope_parameters sets type {local_kind!r} for layers with a sliding window; NeMo's classes support RoPE "
             "scaling only for full attention"
         )
-    rope_fields = {
-        key: full_attention.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full_attention
-    }
+    moved_keys = ("rope_theta", "partial_rotary_factor")
+    rope_fields = {key: full_attention.pop(key) for key in moved_keys if key in full_attention}
     if "rope_theta" in local:
         rope_fields["rope_local_base_freq"] = local["rope_theta"]
     rope_fields["rope_scaling"] = None if full_attention.get("rope_type", "default") == "default" else full_attention
     for key, value in rope_fields.items():
-        if config.get(key) is not None and _comparable(config[key]) != _comparable(value):
-            raise InconsistentConfigError(f"{key} is {config[key]!r}, but {value!r} in rope_parameters")
+        if config.get(key) is not None and _normalize_scaling(config[key]) != _normalize_scaling(value):
+            raise InconsistentConfigError(
+                f"{key} is {config[key]!r}, but {value!r} in rope_parameters; keep one of the two"
+            )
     return {**config, **rope_fields}
 
 
-def _comparable(value: Any) -> Any:
-    """Normalize a RoPE scaling to the new spelling, None if nothing is scaled; return other values unchanged."""
+def _normalize_scaling(value: Any) -> Any:
+    """Convert a RoPE scaling to transformers 5's keys, or None if it scales nothing; return other values unchanged."""
     if not isinstance(value, dict):
         return value
     kind = value.get("rope_type", value.get("type"))
     if kind in (None, "default"):
         return None
-    other_entries = {
-        key: entry for key, entry in value.items() if key not in ("type", "rope_theta", "partial_rotary_factor")
-    }
-    return {**other_entries, "rope_type": kind}
+    moved_keys = ("type", "rope_theta", "partial_rotary_factor")
+    return {**{key: entry for key, entry in value.items() if key not in moved_keys}, "rope_type": kind}

@@ -45,7 +45,7 @@ class ExpertKeys:
     dense_first: str = ""
     every: str = ""
     is_optional: bool = False
-    """Whether this architecture also has models without experts."""
+    """Whether models of this architecture can have no experts."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     """Llama's key -> key of this architecture."""
     derived: Callable[[Config], Config] | None = None
-    """Computes Llama's keys that do not correspond to a single key."""
+    """Computes the Llama keys that do not correspond to a single key of this architecture."""
     windows: WindowKeys | None = None
     experts: ExpertKeys | None = None
     has_latent_attention: bool = False
@@ -70,7 +70,7 @@ class Family:
         return frozenset({*self.defaults, *self.default_sizes})
 
 
-def _falcon(c: Config) -> Config:
+def _derive_falcon(c: Config) -> Config:
     if c.get("new_decoder_architecture"):
         groups = c.get("num_kv_heads") or c["num_attention_heads"]
     else:
@@ -78,45 +78,28 @@ def _falcon(c: Config) -> Config:
     return {"num_key_value_heads": groups, "intermediate_size": c.get("ffn_hidden_size") or 4 * c["hidden_size"]}
 
 
-def _gpt_bigcode(c: Config) -> Config:
-    return _gpt2(c) | {"num_key_value_heads": 1 if c.get("multi_query", True) else 0}
+def _derive_gpt_bigcode(c: Config) -> Config:
+    return _derive_gpt2(c) | {"num_key_value_heads": 1 if c.get("multi_query", True) else 0}
 
 
-def _gpt2(c: Config) -> Config:
+def _derive_gpt2(c: Config) -> Config:
     return {"intermediate_size": c.get("n_inner") or 4 * c["n_embd"]}
 
 
-def _gpt_neox(c: Config) -> Config:
-    return {"attention_bias": False, "num_key_value_heads": 0, "head_dim": 0}
-
-
-def _chatglm(c: Config) -> Config:
+def _derive_chatglm(c: Config) -> Config:
     groups = c["multi_query_group_num"] if c.get("multi_query_attention") else 0
     return {"num_key_value_heads": groups, "vocab_size": c.get("padded_vocab_size") or c["vocab_size"]}
 
 
-def _ernie(c: Config) -> Config:
+def _derive_ernie(c: Config) -> Config:
     has_bias = c.get("use_bias", False)
     return {"attention_bias": has_bias, "mlp_bias": has_bias}
 
 
-def _internlm2(c: Config) -> Config:
-    """On the Hub (internlm/internlm2-7b): `bias` applies to attention; MLPs have none."""
-    return {"attention_bias": c.get("bias", False)}
-
-
-def _internlm3(c: Config) -> Config:
-    """On the Hub (internlm/internlm3-8b-instruct): `qkv_bias`, and `bias` for all other layers."""
+def _derive_internlm3(c: Config) -> Config:
+    """Return `qkv_bias`, and `bias` for all other layers (internlm/internlm3-8b-instruct on the Hub)."""
     has_bias = c.get("bias", False)
     return {"attention_bias": has_bias, "mlp_bias": has_bias, "qkv_bias": c.get("qkv_bias", False)}
-
-
-def _nemotron_h(c: Config) -> Config:
-    return {"head_dim": c.get("head_dim") or c.get("attention_head_dim") or 0}
-
-
-def _llama4(c: Config) -> Config:
-    return {"intermediate_size": c["intermediate_size_mlp"]}
 
 
 SLIDING = WindowKeys(by_layer=False)
@@ -171,14 +154,13 @@ _GPT_OSS |= {"sliding_window": 128, "max_position_embeddings": 131_072, "rms_nor
 _MULTIPLIERS = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
 
 _PLAIN = Family()
-_WINDOWED = Family(windows=SLIDING)
 _DEEPSEEK = Family({"first_k_dense_replace": 0, "q_lora_rank": None}, experts=ROUTED, has_latent_attention=True)
 _QWEN35 = Family(_QWEN3_NEXT | {"decoder_sparse_step": 1}, experts=replace(SHARED_QWEN, is_optional=True))
 _GEMMA3_WINDOWS = WindowKeys(period=6, period_keys=PATTERN)
 _HEAD_128: Config = {"head_dim": 128}
 _EVERY_FOURTH = WindowKeys(period=4)
 _LLAMA4 = Family(
-    derived=_llama4,
+    derived=lambda c: {"intermediate_size": c["intermediate_size_mlp"]},
     windows=WindowKeys("attention_chunk_size", period=4, by_layer=False),
     experts=ExpertKeys(
         "num_local_experts",
@@ -188,11 +170,7 @@ _LLAMA4 = Family(
     ),
 )
 _GRANITE_MOE = Family({"shared_intermediate_size": 0}, experts=replace(LOCAL, shared_ffn="shared_intermediate_size"))
-_GPT_NAMES = {
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-}
+_GPT_NAMES = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
 _CHATGLM_NAMES = {
     "num_hidden_layers": "num_layers",
     "intermediate_size": "ffn_hidden_size",
@@ -260,11 +238,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron_h": Family(
         {"conv_kernel": 4},
-        derived=_nemotron_h,
+        derived=lambda c: {"head_dim": c.get("head_dim") or c.get("attention_head_dim") or 0},
         experts=ExpertKeys("n_routed_experts", shared_ffn="moe_shared_expert_intermediate_size", is_optional=True),
     ),
-    "gpt2": Family(_TIED, names=_GPT_NAMES, derived=_gpt2),
-    "gpt_bigcode": Family(_TIED, names=_GPT_NAMES, derived=_gpt_bigcode),
+    "gpt2": Family(_TIED, names=_GPT_NAMES, derived=_derive_gpt2),
+    "gpt_bigcode": Family(_TIED, names=_GPT_NAMES, derived=_derive_gpt_bigcode),
     "olmo": _PLAIN,
     "olmo2": _PLAIN,
     "olmo3": Family({"sliding_window": 4096}, windows=_EVERY_FOURTH),
@@ -277,13 +255,13 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family({"use_qkv_bias": False}, names={"qkv_bias": "use_qkv_bias"}),
     "phi": _PLAIN,
     "phimoe": Family(windows=SLIDING, experts=LOCAL),
-    "gpt_neox": Family(derived=_gpt_neox),
-    "falcon": Family(_TIED, derived=_falcon),
+    "gpt_neox": Family(derived=lambda _: {"attention_bias": False, "num_key_value_heads": 0, "head_dim": 0}),
+    "falcon": Family(_TIED, derived=_derive_falcon),
     "glm": Family({**_HEAD_128, "attention_bias": True}),
     "glm4": Family({**_HEAD_128, "attention_bias": True}),
     "glm4_moe": Family({**_HEAD_128, "first_k_dense_replace": 1, "n_shared_experts": 1}, experts=ROUTED),
     "dots1": Family({"first_k_dense_replace": 0}, experts=ROUTED),
-    "ernie4_5": Family(_HEAD_128 | _TIED, derived=_ernie),
+    "ernie4_5": Family(_HEAD_128 | _TIED, derived=_derive_ernie),
     "exaone4": Family(windows=_EVERY_FOURTH),
     "smollm3": Family(
         _LLAMA
@@ -300,12 +278,13 @@ FAMILIES: dict[str, Family] = {
     "arcee": _PLAIN,
     "hunyuan_v1_dense": _PLAIN,
     "ministral": Family(windows=BY_LAYER),
-    "internlm2": Family(derived=_internlm2),
-    "internlm3": Family(derived=_internlm3),
+    # internlm/internlm2-7b on the Hub: `bias` applies to attention; MLPs have none.
+    "internlm2": Family(derived=lambda c: {"attention_bias": c.get("bias", False)}),
+    "internlm3": Family(derived=_derive_internlm3),
     "baichuan": _PLAIN,
-    "chatglm": Family(names=_CHATGLM_NAMES, derived=_chatglm),
+    "chatglm": Family(names=_CHATGLM_NAMES, derived=_derive_chatglm),
 }
-"""`model_type` -> keys."""
+"""`model_type` -> its keys."""
 
 HARMLESS_KEYS = frozenset(
     {

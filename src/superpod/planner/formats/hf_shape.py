@@ -58,8 +58,8 @@ Blocks = dict[str, Any]
 """Fields of `ModelShape`."""
 
 
-def _delta(c: HFConfig) -> Blocks:
-    """Return the blocks of models with gated delta nets in most layers (Qwen3-Next, Qwen 3.5)."""
+def _delta_net_blocks(c: HFConfig) -> Blocks:
+    """Return the fields of models with gated delta nets in most layers (Qwen3-Next, Qwen 3.5)."""
     shared_gate = {"shared_gate": True} if c.experts else {}
     return {
         **QK_NORM,
@@ -74,17 +74,13 @@ def _delta(c: HFConfig) -> Blocks:
     }
 
 
-def _gemma2(c: HFConfig) -> Blocks:
-    return {**POST_NORMS, "soft_capped": bool(c.values["attn_logit_softcapping"]), "refuses": "cp"}
-
-
-def _latent_blocks(c: HFConfig) -> Blocks:
-    """Return the blocks of latent attention, with the indexer of sparse attention if any (DeepSeek V3.2, GLM-5)."""
+def _mla_blocks(c: HFConfig) -> Blocks:
+    """Return the fields of multi-latent attention: those of the sparse indexer (DeepSeek V3.2, GLM-5), else zeros."""
     keys = {"indexer_heads": "index_n_heads", "indexer_dim": "index_head_dim", "indexer_topk": "index_topk"}
     return {field: c.values.get(key) or 0 for field, key in keys.items()}
 
 
-def _nemotron_h(c: HFConfig) -> Blocks:
+def _nemotron_h_blocks(c: HFConfig) -> Blocks:
     return {
         "gated": False,
         "pattern": c.values["hybrid_override_pattern"],
@@ -97,23 +93,23 @@ def _nemotron_h(c: HFConfig) -> Blocks:
     }
 
 
-def _cohere(c: HFConfig) -> Blocks:
-    """Return the blocks of Command R: attention and MLP share one LayerNorm without bias (as large as an RMSNorm)."""
+def _cohere_blocks(c: HFConfig) -> Blocks:
+    """Return the fields of Command R: attention and MLP share one LayerNorm without bias (as large as an RMSNorm)."""
     norms = {**QK_NORM, "approximate": NORMS_BY_HEAD} if c.values.get("use_qk_norm") else {}
     return {"one_norm": True, **norms}
 
 
-def _stablelm(c: HFConfig) -> Blocks:
+def _stablelm_blocks(c: HFConfig) -> Blocks:
     norms = {**QK_NORM, "approximate": NORMS_BY_HEAD} if c.values.get("qk_layernorm") else {}
     return {"norm": "layer", "one_norm": c.values.get("use_parallel_residual", False), **norms}
 
 
-def _phimoe(c: HFConfig) -> Blocks:
+def _phimoe_blocks(c: HFConfig) -> Blocks:
     head = {"approximate": HEAD_BIAS} if c.values.get("lm_head_bias") else {}
     return {"norm": "layer", **head}
 
 
-def _falcon(c: HFConfig) -> Blocks:
+def _falcon_blocks(c: HFConfig) -> Blocks:
     in_parallel = c.values.get("parallel_attn", True)
     two_norms = c.values.get("new_decoder_architecture", False) and c.values.get("num_ln_in_parallel_attn") != 1
     return {**LAYER_NORM, "bias": c.values.get("bias", False), "one_norm": in_parallel and not two_norms}
@@ -124,24 +120,24 @@ BLOCKS: dict[str, Blocks | Callable[[HFConfig], Blocks]] = {
     "qwen2": {"qkv_bias": True, "proj_bias": False},
     "qwen2_moe": {"shared_gate": True},
     **dict.fromkeys(("qwen3", "qwen3_moe", "dots1", "hunyuan_v1_dense", "exaone4"), QK_NORM),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _delta),
-    "gemma2": _gemma2,
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _delta_net_blocks),
+    "gemma2": lambda c: {**POST_NORMS, "soft_capped": bool(c.values["attn_logit_softcapping"]), "refuses": "cp"},
     **dict.fromkeys(("gemma3", "gemma3_text"), GEMMA3),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"), _latent_blocks),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"), _mla_blocks),
     "gpt_oss": {"bias": True, "clamped": True, "sink": True, "qkv_bias": False, "proj_bias": False},
     "starcoder2": lambda c: {**LAYER_NORM, "bias": c.values["use_bias"]},
     "nemotron": LAYER_NORM,
-    "nemotron_h": _nemotron_h,
+    "nemotron_h": _nemotron_h_blocks,
     **dict.fromkeys(("gpt2", "gpt_bigcode"), lambda c: {"style": "gpt", "positions": c.values["n_positions"]}),
     "olmo": {"approximate": "its norms have no weights, so a few parameters too many are counted per layer"},
     **dict.fromkeys(("olmo2", "olmo3", "olmoe"), QK_NORM_WHOLE),
-    "cohere": _cohere,
+    "cohere": _cohere_blocks,
     "cohere2": {"one_norm": True},
-    "stablelm": _stablelm,
+    "stablelm": _stablelm_blocks,
     "phi": {**LAYER_NORM, "bias": True, "one_norm": True, "approximate": HEAD_BIAS},
-    "phimoe": _phimoe,
+    "phimoe": _phimoe_blocks,
     "gpt_neox": {**LAYER_NORM, "bias": True},
-    "falcon": _falcon,
+    "falcon": _falcon_blocks,
     "glm": NO_OUT_BIAS,
     "glm4": {**NO_OUT_BIAS, **POST_NORMS},
     "glm4_moe": lambda c: {**NO_OUT_BIAS, "qk_norm": c.values.get("use_qk_norm", False)},
@@ -177,27 +173,28 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShap
         blocks = dict(blocks(config) if callable(blocks) else blocks)
     except KeyError as missing:
         raise missing_key(missing, kind, location) from missing
-    window, irregular = _window(config)
+    window, irregular = _window_fields(config)
     notes += [note for note in (blocks.pop("approximate", None), irregular) if note]
     name = str(keys.get("_name_or_path") or path.absolute().parent.name or kind).rstrip("/").rpartition("/")[2]
-    shape = {"vocab_divisible_by": vocab_divisible_by, "source": location, **_sizes(config), **window, **blocks}
+    shape = {"vocab_divisible_by": vocab_divisible_by, "source": location, **_size_fields(config), **window, **blocks}
     return ModelShape.from_mapping(name, shape | {"approximate": "; ".join(notes)}, location)
 
 
-def _sizes(c: HFConfig) -> Blocks:
+def _size_fields(c: HFConfig) -> Blocks:
+    """Return the sizes that `HFConfig` and `ModelShape` share; latent attention has no head_dim and kv_heads."""
     shared = {field.name for field in fields(HFConfig)} & {field.name for field in fields(ModelShape)}
     sizes = {name: getattr(c, name) for name in shared}
     return sizes | {"head_dim": 0, "kv_heads": 0} if c.kv_lora else sizes
 
 
-def _window(c: HFConfig) -> tuple[Blocks, str | None]:
-    """Return the fields of the sliding window, and a note if the layers that have it are not periodic."""
+def _window_fields(c: HFConfig) -> tuple[Blocks, str | None]:
+    """Return the fields of the sliding window, and a note if its layers follow no period that `ModelShape` supports."""
     if not any(c.windowed):
         return {"window": 0}, None
     layers, windowed = len(c.windowed), sum(c.windowed)
     first_without = c.windowed.index(False) + 1 if windowed < layers else 0
     for period in (c.window_period, first_without):
-        if _repeats(c.windowed, period):
+        if _has_period(c.windowed, period):
             return {"window": c.window, "global_every": period}, None
     period = round(layers / (layers - windowed))
     note = (
@@ -207,17 +204,16 @@ def _window(c: HFConfig) -> tuple[Blocks, str | None]:
     return {"window": c.window, "global_every": period}, note
 
 
-def _repeats(is_windowed: Sequence[bool], period: int) -> bool:
-    """Return whether all layers have the window, except every `period`-th."""
-    expected_windows = [period == 0 or (layer + 1) % period != 0 for layer in range(len(is_windowed))]
-    return list(is_windowed) == expected_windows
+def _has_period(is_windowed: Sequence[bool], period: int) -> bool:
+    """Return whether every layer has a window except each `period`-th; period 0 = all layers have one."""
+    return all(window == (period == 0 or layer % period != 0) for layer, window in enumerate(is_windowed, start=1))
 
 
 def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:
     """Check that an unknown architecture can be planned as a Llama, and return a note on it.
 
     Raises:
-        UserError: there is a key that Llama does not have, or a required key is missing.
+        UserError: the config has a key that Llama does not have, or a required key is missing.
     """
     stated_names = keys.get("architectures") or [kind or "no model_type"]
     names = ", ".join(map(str, stated_names)) if isinstance(stated_names, list) else str(stated_names)

@@ -1,4 +1,4 @@
-"""Check the values in a Hugging Face configuration: a table of all keys that the planner or a weight import reads.
+"""Check the values of all keys in a Hugging Face config.json that the planner or a weight import reads.
 
 Without these checks, Python would treat the string "false" as true, and -1 as a valid size. Absent or null keys are not
 checked here.
@@ -21,12 +21,12 @@ class IntegerRange:
     maximum: int
 
     def accepts(self, value: object) -> bool:
-        """Return whether `value` is valid."""
+        """Return whether `value` is an integer in the range."""
         return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum
 
     @property
     def words(self) -> str:
-        """Description of the valid values."""
+        """The valid values, as a phrase for messages."""
         return f"an integer from {self.minimum:,} to {self.maximum:,}"
 
 
@@ -38,14 +38,14 @@ class NumberRange:
     or_zero: bool = False
 
     def accepts(self, value: object) -> bool:
-        """Return whether `value` is valid."""
+        """Return whether `value` is a finite number in the range."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         return (value >= 0 if self.or_zero else value > 0) and value <= self.maximum  # False for NaN
 
     @property
     def words(self) -> str:
-        """Description of the valid values."""
+        """The valid values, as a phrase for messages."""
         return f"a number {'from 0' if self.or_zero else 'greater than 0, up'} to {self.maximum:g}"
 
 
@@ -57,19 +57,19 @@ class JsonType:
     words: str
 
     def accepts(self, value: object) -> bool:
-        """Return whether `value` is valid."""
+        """Return whether `value` is of this JSON type."""
         return isinstance(value, self.type)
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of values of one kind."""
+    """A list whose entries are all valid values of `entry`."""
 
     entry: IntegerRange | NumberRange | JsonType
     words: str
 
     def accepts(self, value: object) -> bool:
-        """Return whether `value` is valid."""
+        """Return whether `value` is a list whose entries are all valid."""
         return isinstance(value, list) and all(map(self.entry.accepts, value))
 
 
@@ -109,13 +109,8 @@ KEYS: dict[str, Allowed] = {
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), SHARE),
     **dict.fromkeys(
         (
-            *(
-                "rope_theta",
-                "rope_local_base_freq",
-                "rotary_emb_base",
-                "query_pre_attn_scalar",
-                "routed_scaling_factor",
-            ),
+            *("rope_theta", "rope_local_base_freq", "rotary_emb_base", "query_pre_attn_scalar"),
+            "routed_scaling_factor",
             *("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit", "swiglu_alpha", "logits_scaling"),
             *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale"),
         ),
@@ -162,24 +157,25 @@ REQUIRED_ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor"),
 }
-"""Type of RoPE scaling -> required keys, as in transformers."""
+"""Type of RoPE scaling -> keys that transformers requires."""
 
 
 def check(config: Mapping[str, Any], where: str) -> None:
-    """Check the values of all keys in the table; unknown keys and null are accepted.
+    """Check the values of all keys in `KEYS` and `ROPE`; unknown keys and null are accepted.
 
     Args:
-        config: the JSON object in a config.json; its `text_config` is checked, too.
-        where: name of the file in messages.
+        config: the JSON object in a config.json; its `text_config` is checked as well.
+        where: name of the file, for messages.
 
     Raises:
-        UserError: names the key, its value, and the valid values.
+        UserError: a value is invalid; the message has the key, its value and the valid values.
     """
     for problem in _problems(config):
         raise UserError(f"{where}: {problem}", "correct the file; transformers' `save_pretrained` writes valid files")
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a message for each invalid value, including those in `text_config` and of RoPE."""
     yield from _invalid_values(config, KEYS)
     if isinstance(text := config.get("text_config"), dict):
         yield from (f"text_config: {problem}" for problem in _problems({**text, "text_config": None}))
@@ -196,7 +192,8 @@ def _invalid_values(values: Mapping[str, Any], table: Mapping[str, Allowed], pre
     for key in sorted(table.keys() & values.keys()):
         value = values[key]
         if value is not None and not table[key].accepts(value):
-            shown_value = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+            text = repr(value)
+            shown_value = text if len(text) <= 60 else f"{text[:60]}..."
             yield f"{prefix}{key} is {shown_value}, not {table[key].words}"
 
 

@@ -56,65 +56,59 @@ def parse(text: str) -> dict[str, str]:
     """
     if "--" not in text:
         pairs = (part.partition("=") for part in text.split(";") if part.strip())
-        return {_name(name): value.strip() for name, _, value in pairs}
+        return {_normalize(name): value.strip() for name, _, value in pairs}
     values: dict[str, str] = {}
     last = ""
-    for word in _words(text):
+    for word in _split_words(text):
         if re.match(r"--[a-z]", word):
-            last, _, value = _name(word).partition("=")
+            last, _, value = _normalize(word).partition("=")
             values[last] = value
         elif last:
             values[last] = f"{values[last]} {word}".strip()
     return values
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
+    """Split a command line into words; raises UserError if a quote is not closed."""
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as broken:
-        raise UserError(f"the arguments cannot be parsed: {broken}", "look for an unclosed quote") from broken
+        raise UserError(f"the arguments cannot be parsed: {broken}", "close all quotes") from broken
 
 
-def _name(text: str) -> str:
-    return text.strip().removeprefix("--").replace("_", "-") if "=" not in text else _to_pair(text)
-
-
-def _to_pair(text: str) -> str:
-    name, _, value = text.strip().removeprefix("--").partition("=")
-    return f"{name.replace('_', '-')}={value}"
+def _normalize(text: str) -> str:
+    """Remove the leading dashes of `--name` or `--name=value`, and write the name with dashes, not underscores."""
+    name, equals, value = text.strip().removeprefix("--").partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}"
 
 
 def apply(job: PlannedJob, args: Args, *, defaults: bool = True) -> tuple[PlannedJob, list[str]]:
-    """Return the job changed by the arguments, and the arguments without an equivalent.
+    """Return the job with the arguments applied, and the arguments without an equivalent.
 
     Args:
-        job: job that provides all values that the arguments do not set.
+        job: job whose values apply where the arguments set none.
         args: result of `parse`.
-        defaults: whether missing arguments have Megatron-LM's defaults instead of the job's values.
+        defaults: whether absent arguments take Megatron-LM's defaults instead of the job's values.
 
     Raises:
         UserError: an argument has an invalid value.
     """
-    changes = read_changes(({**MEGATRON_DEFAULTS, **args}) if defaults else args)
-    model = job.model.replace(**_model(changes.model, job)) if changes.model else job.model
+    changes = _read_changes({**MEGATRON_DEFAULTS, **args} if defaults else args)
+    model = job.model.replace(**_derive_model_fields(changes.model, job)) if changes.model else job.model
     options = {**vars(job.options), **changes.options}
     if "fp8-format" in args and job.precision in ("fp32", "tf32"):
         options["unquantised"] = "fp32"
     new_job = job.replace(
         model=model,
-        layout=job.layout.replace(**_layout(changes.layout, job, model)),
+        layout=job.layout.replace(**_derive_layout_fields(changes.layout, job, model)),
         options=type(job.options)(**options),
         **changes.job,
     )
     return new_job, changes.unknown
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 100 else cut(text)
-
-
-def read_changes(args: Args) -> Changes:
-    """Return the fields that the arguments set.
+def _read_changes(args: Args) -> Changes:
+    """Return the fields of layout, model, options and job that the arguments set.
 
     Raises:
         UserError: an argument has an invalid value.
@@ -126,18 +120,19 @@ def read_changes(args: Args) -> Changes:
         if name not in TABLE:
             changes.unknown.append(f"--{name} {text}".strip())
             continue
-        where, read = TABLE[name]
+        part, parse_value = TABLE[name]
+        shown_text = text if len(text) <= 100 else cut(text)
         try:
-            getattr(changes, where).update(read(text.strip()))
+            getattr(changes, part).update(parse_value(text.strip()))
         except UserError as wrong:
-            raise UserError(f"--{name} {_shorten(text)}: invalid value: {wrong}", wrong.hint) from wrong
+            raise UserError(f"--{name} {shown_text}: invalid value: {wrong}", wrong.hint) from wrong
         except (ValueError, KeyError, IndexError, OverflowError) as wrong:
-            raise UserError(f"--{name} {_shorten(text)}: invalid value", "see Megatron-LM's --help") from wrong
+            raise UserError(f"--{name} {shown_text}: invalid value", "see Megatron-LM's --help") from wrong
     return changes
 
 
-def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
-    """Return the model fields, including those that Megatron derives from several arguments."""
+def _derive_model_fields(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
+    """Return the changed model fields and those that Megatron derives from them, such as the FFN width of SwiGLU."""
     changes = dict(changes)
     if changes.get("experts") and not job.model.topk:
         changes.setdefault("topk", 2)  # moe-router-topk
@@ -152,14 +147,14 @@ def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
     return changes
 
 
-def _layout(changes: dict[str, Any], job: PlannedJob, model: ModelShape) -> dict[str, Any]:
-    """Return the layout fields, including those that Megatron derives, such as vp from layers per virtual stage."""
+def _derive_layout_fields(changes: dict[str, Any], job: PlannedJob, model: ModelShape) -> dict[str, Any]:
+    """Return the changed layout fields and those that Megatron derives, such as vp from layers per virtual stage."""
     fields = dict(changes)
     tp, pp = fields.get("tp", job.layout.tp), fields.get("pp", job.layout.pp)
     if (layers_per_chunk := fields.pop("layers_per_virtual", 0)) and pp > 0:
         fields |= {"vp": model.layers // (pp * layers_per_chunk), "chunks": None}
     if stages := fields.pop("stages", ()):
-        fields |= _given_stages(stages, fields, job, model)
+        fields |= _partition_fields(stages, fields, job, model)
     elif any(fields.get(name) for name in ENDS_OF_STAGES):
         fields["chunks"] = None  # replaces stages that were only assumed
     if fields.get("first_layers") or fields.get("last_layers"):
@@ -175,10 +170,10 @@ ENDS_OF_STAGES = ("first_layers", "last_layers", "embedding_as_layer", "loss_as_
 """Fields of `Layout` that determine the first or the last stage."""
 
 
-def _given_stages(
+def _partition_fields(
     stages: tuple[str, ...], fields: dict[str, Any], job: PlannedJob, model: ModelShape
 ) -> dict[str, Any]:
-    """Return the fields of `Layout` for explicitly listed stages, which replace stages that were only assumed.
+    """Return the fields of `Layout` for `--pipeline-model-parallel-layout`, given as the text of each stage.
 
     Raises:
         UserError: Megatron rejects the stages (transformer_config.py, "PP layout").
@@ -190,61 +185,58 @@ def _given_stages(
         raise UserError(f"pp must be at least 1, not {pp}")
     if why := pipeline_layout.refusal(stages, pp, model.layers, model.mtp_layers):
         raise UserError(f"Megatron rejects the pipeline layout: {why}", pipeline_layout.FORM)
-    if (vp or len(stages) // pp) != len(stages) // pp:
+    stages_per_rank = len(stages) // pp
+    if vp and vp != stages_per_rank:
         raise UserError(
             f"the pipeline layout has {len(stages)} stages, but pp {pp} x vp {vp} is {pp * vp}",
-            f"omit vp: with pp {pp} it is {len(stages) // pp}",
+            f"omit vp; with pp {pp}, the pipeline layout sets it to {stages_per_rank}",
         )
-    assumed_fields = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
-    return {**assumed_fields, "chunks": pipeline_layout.count_layers(stages), "vp": len(stages) // pp}
+    other_fields = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
+    return {**other_fields, "chunks": pipeline_layout.count_layers(stages), "vp": stages_per_rank}
 
 
 MLA_DEFAULTS = {"kv_lora": 32, "qk_nope_dim": 128, "qk_rope_dim": 64, "v_dim": 128}
+"""Megatron-LM's sizes of multi-latent attention."""
 
-Read = Callable[[str], dict[str, Any]]
+Parser = Callable[[str], dict[str, Any]]
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
+    """Return whether a switch is on; "" = on. Raises ValueError for other words."""
     low = text.lower()
     if low not in TRUE + FALSE:
         raise ValueError(text)
     return low in TRUE
 
 
-def _integer(key: str) -> Read:
+def _integer(key: str) -> Parser:
+    """Return a parser that sets field `key` to an integer."""
     return lambda text: {key: int(text)}
 
 
-def _switch(key: str, value: Any = True, off: Any = False) -> Read:
-    return lambda text: {key: value if _flag(text) else off}
+def _switch(key: str, on: Any = True, off: Any = False) -> Parser:
+    """Return a parser that sets field `key` to `on` or `off`."""
+    return lambda text: {key: on if _parse_flag(text) else off}
 
 
-def _choice(key: str, **values: Any) -> Read:
+def _choice(key: str, **values: Any) -> Parser:
+    """Return a parser that sets field `key` to the value of the given keyword; raises KeyError for other words."""
     return lambda text: {key: values[text.lower()]}
 
 
-def _rope(text: str) -> dict[str, Any]:
-    return {} if text == "learned_absolute" else {"positions": 0}
-
-
-def _modules(text: str) -> dict[str, Any]:
+def _parse_recompute_modules(text: str) -> dict[str, Any]:
     named_modules = tuple(word for word in MODULES if re.search(rf"\b{word}\b", text))
     return {"recompute": "selective", "recompute_modules": named_modules or ("core_attn",)}
 
 
-def _frequency(text: str) -> dict[str, Any]:
-    """Parse moe-layer-freq: `2`, or `([0]*1+[1]*15)`, which means one dense layer first."""
+def _parse_moe_frequency(text: str) -> dict[str, Any]:
+    """Parse moe-layer-freq: `2`, or `([0]*1+[1]*15)`, which means one dense layer before the MoE layers."""
     if text.isdigit():
         return {"moe_every": int(text)}
     match = re.match(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", text.replace(" ", ""))
     if not match:
         raise ValueError(text)
     return {"dense_first": int(match[1])}
-
-
-def _sharding(text: str) -> dict[str, Any]:
-    names = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
-    return {"sharding": names[text]}
 
 
 _LAYOUT_NUMBERS = {
@@ -283,7 +275,7 @@ _MODEL_NUMBERS = {
     "v-head-dim": "v_dim",
     "mtp-num-layers": "mtp_layers",
 }
-_SWITCHES: dict[str, tuple[str, Read]] = {
+_SWITCHES: dict[str, tuple[str, Parser]] = {
     "sequence-parallel": ("layout", _switch("sp")),
     "use-distributed-optimizer": ("layout", _switch("sharding", "zero1", "none")),
     "account-for-embedding-in-pipeline-split": ("layout", _switch("embedding_as_layer")),
@@ -310,15 +302,18 @@ _SWITCHES: dict[str, tuple[str, Read]] = {
     "bf16": ("job", _switch("precision", "bf16", "fp32")),
     "fp16": ("job", _switch("precision", "fp16", "fp32")),
 }
-_WORDS: dict[str, tuple[str, Read]] = {
-    "recompute-granularity": ("layout", lambda text: {"recompute": {"full": "full", "selective": "selective"}[text]}),
-    "recompute-method": ("layout", lambda text: {"recompute_method": {"uniform": text, "block": text}[text]}),
-    "recompute-modules": ("layout", _modules),
+_OTHER_ARGUMENTS: dict[str, tuple[str, Parser]] = {
+    "recompute-granularity": ("layout", _choice("recompute", full="full", selective="selective")),
+    "recompute-method": ("layout", _choice("recompute_method", uniform="uniform", block="block")),
+    "recompute-modules": ("layout", _parse_recompute_modules),
     "pipeline-model-parallel-layout": ("layout", lambda text: {"stages": pipeline_layout.parse(text)}),
-    "data-parallel-sharding-strategy": ("layout", _sharding),
+    "data-parallel-sharding-strategy": (
+        "layout",
+        _choice("sharding", no_shard="none", optim="zero1", optim_grads="zero2", optim_grads_params="zero3"),
+    ),
     "normalization": ("model", _choice("norm", rmsnorm="rms", layernorm="layer")),
-    "position-embedding-type": ("model", _rope),
-    "moe-layer-freq": ("model", _frequency),
+    "position-embedding-type": ("model", lambda text: {} if text == "learned_absolute" else {"positions": 0}),
+    "moe-layer-freq": ("model", _parse_moe_frequency),
     "hidden-dropout": ("options", lambda text: {"hidden_dropout": float(text)}),
     "attention-dropout": ("options", lambda text: {"attention_dropout": float(text)}),
     "attention-backend": (
@@ -342,18 +337,14 @@ _WORDS: dict[str, tuple[str, Read]] = {
     ),
     "fp4-format": ("job", lambda text: {"precision": "nvfp4"}),
 }
-TABLE: dict[str, tuple[str, Read]] = {
+TABLE: dict[str, tuple[str, Parser]] = {
     **{name: ("layout", _integer(key)) for name, key in _LAYOUT_NUMBERS.items()},
     **{name: ("model", _integer(key)) for name, key in _MODEL_NUMBERS.items()},
     **_SWITCHES,
-    **_WORDS,
+    **_OTHER_ARGUMENTS,
 }
-"""Argument -> (the part of the job that it changes, the function that parses its value)."""
+"""Argument -> (field of `Changes`, parser of its value)."""
 IGNORED_ARGUMENTS = (
-    "tokenizer-type",
-    "use-megatron-fsdp",
-    "group-query-attention",
-    "use-mcore-models",
-    "use-flash-attn",
+    *("tokenizer-type", "use-megatron-fsdp", "group-query-attention", "use-mcore-models", "use-flash-attn"),
 )
 """Arguments that do not affect a plan, or that repeat another argument."""

@@ -25,7 +25,7 @@ def parse_pairs(text: str, what: str) -> dict[str, Value]:
     """Parse `tp=4,sp,recompute=full` to key -> number, boolean or string; a key without a value is true.
 
     Raises:
-        UserError: a key is set twice; the message begins with `what`.
+        UserError: a key is empty or set twice; the message begins with `what`.
     """
     values: dict[str, Value] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -34,22 +34,22 @@ def parse_pairs(text: str, what: str) -> dict[str, Value]:
             raise UserError(f"{what} has a value without a key: {text!r}", "use KEY=VALUE, such as tp=4")
         if key in values:
             raise UserError(f"{what} sets {key} twice: {text!r}", "remove one of the two")
-        values[key] = _value(value) if equals else True
+        values[key] = _parse_value(value) if equals else True
     return values
 
 
 def parse_layout(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
-    """Parse `tp=4,recompute_modules=layernorm+mlp` to fields of `Layout`; `chunks=1+3x2` is the list 1, 2, 2, 2."""
+    """Parse `tp=4,recompute_modules=layernorm+mlp` to fields of `Layout`; `chunks=1+3x2` is (1, 2, 2, 2)."""
     values: dict[str, Value | tuple[Value, ...]] = {**parse_pairs(text, what)}
     for key in ("recompute_modules", "chunks"):
         if key in values:
             words = str(values[key]).split("+")
-            values[key] = tuple(_value(element) for word in words for element in _expand_repeats(word))
+            values[key] = tuple(_parse_value(element) for word in words for element in _expand_repeats(word))
     return values
 
 
 def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
-    """Return `base` changed by the text of `--layout`; tp > 1 enables sp unless the text sets sp.
+    """Return `base` with the fields in the text of `--layout`; tp > 1 enables sp unless the text sets sp.
 
     Raises:
         UserError: a key is unknown or a value invalid; the message begins with `what`.
@@ -60,10 +60,16 @@ def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     given_fields = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
         given_fields["sp"] = values["tp"] != 1
-    changed = _as_layout(given_fields | values, what)
-    if broken := changed.below_one():
-        raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
+    changed = _create_layout(given_fields | values, what)
+    _require_positive(changed, what)
     return changed
+
+
+def _require_positive(layout: Layout, what: str) -> None:
+    """Raise UserError if a degree or size is below 1; the message begins with `what`."""
+    for violation in layout.below_one():  # its fix is `set tp 1`
+        example = "=".join(violation.fix.split()[1:])
+        raise UserError(f"{what}: {violation.message}", f"use an integer of at least 1, such as {example}")
 
 
 def format_layout(layout: Layout, *, with_batch: bool = False) -> str:
@@ -92,15 +98,15 @@ STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_a
 """Fields of `Layout` that partition the layers into stages."""
 
 
-def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
-    """Return `change_layout` with the default partition of a model's layers, unless the text sets a field in STAGES.
+def layout_for_model(base: Layout, text: str, layers: int) -> tuple[Layout, str]:
+    """Return `change_layout(base, text)` with the default partition of `layers`, unless a field in STAGES is set.
 
     Returns:
         The layout, and a note on the partition if the layers are not divisible by the number of chunks, else "".
     """
     from superpod.planner.models.stages import default_partition
 
-    changed = change_layout(base, text, what)
+    changed = change_layout(base, text)
     if any(getattr(changed, key) not in (None, False) for key in STAGES):
         return changed, ""
     fields_of_stages, note = default_partition(layers, changed.pp, changed.vp or 1)
@@ -108,22 +114,21 @@ def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout
 
 
 def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
-    """Parse the text of `--fix` to fields of `Layout`; `search.Space` checks which of them can be fixed.
+    """Parse the text of `--fix` to fields of `Layout`; `search.Space` refuses those that a search cannot fix.
 
     Raises:
-        UserError: a value is invalid.
+        UserError: the text cannot be parsed, or a value is invalid.
     """
     from superpod.planner.layout import Layout
 
     values = parse_layout(text, what) if text else {}
     field_names = {f.name for f in fields(Layout)}
-    if broken := _as_layout({k: v for k, v in values.items() if k in field_names}, what).below_one():
-        raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
+    _require_positive(_create_layout({k: v for k, v in values.items() if k in field_names}, what), what)
     return values
 
 
-def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layout:
-    """Call `Layout.from_mapping`, and add a hint with a similar valid value to its errors."""
+def _create_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layout:
+    """Create a layout; the hint of its UserError is a similar valid value."""
     from superpod.planner.layout import Layout
 
     try:
@@ -133,7 +138,7 @@ def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layou
 
 
 def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]:
-    """Yield a hint for each invalid value."""
+    """Yield a hint for each invalid key or value of a layout."""
     from superpod.planner.layout import CHOICES, MODULES, Layout
 
     field_names = [f.name for f in fields(Layout)]
@@ -149,14 +154,12 @@ def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]
             yield did_you_mean(str(value).lower(), choices) or f"for example {key}={choices[0]}"
         elif not choices and key != "chunks" and not isinstance(value, int):
             yield f"use an integer of at least 1, such as {key}={default or 2}"
-        elif key == "chunks" and not all(
-            isinstance(piece, int) for piece in (value if isinstance(value, tuple) else [""])
-        ):
-            yield "for example --layout chunks=3+6x4+5"
+        elif key == "chunks" and not (isinstance(value, tuple) and all(isinstance(count, int) for count in value)):
+            yield "specify the layers of each chunk, such as chunks=3+6x4+5"
 
 
 def change_options(base: Options, texts: list[str], what: str = "--option") -> Options:
-    """Return `base` changed by texts such as `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
+    """Return `base` with options set by texts such as `moments=bf16` or `lora_targets=linear_qkv,linear_proj`.
 
     Raises:
         UserError: an option is unknown or a value invalid; the message begins with `what`.
@@ -184,7 +187,7 @@ def change_options(base: Options, texts: list[str], what: str = "--option") -> O
 
 
 def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: str) -> Options:
-    """Return `base` with one option changed. Raises UserError with a similar valid value as the hint."""
+    """Return `base` with one option changed. Raises UserError for an invalid value; its hint is a similar valid one."""
     from superpod.planner.planned_job import describe_values
 
     default, (kind, choices) = getattr(base, key), describe_values(key)
@@ -198,11 +201,12 @@ def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: 
 
 
 def _suggest(value: object, choices: tuple[str, ...], what: str, key: str, default: object) -> str:
-    """Return a hint: the most similar valid value, or an example."""
+    """Return a hint: a valid value similar to `value`, else an example."""
     return did_you_mean(str(value), list(choices)) or _example(what, key, default)
 
 
 def _example(what: str, key: str, default: object) -> str:
+    """Return a hint with a valid value of an option; `what` is the command-line option, such as `--option`."""
     if default is None:
         return f"for example {what} {key}=1, or omit it"
     if isinstance(default, bool):
@@ -211,15 +215,10 @@ def _example(what: str, key: str, default: object) -> str:
     return f"use {what} {key}={word}, the default, or a different value"
 
 
-def _at_least_one(fix: str) -> str:
-    """Return the hint for a degree below 1, from a `fix` such as `set tp 1`."""
-    return f"use an integer of at least 1, such as {'='.join(fix.split()[1:])}"
-
-
 def _join_list_items(text: str, lists: set[str], known: set[str]) -> str:
-    """Join list items with + instead of commas.
+    """Join the items of lists with + instead of commas, so that commas separate only options.
 
-    An item without a value that is not the name of an option belongs to the preceding list.
+    A part that is neither `key=value` nor in `known`, the names of options, belongs to the preceding option in `lists`.
     """
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -232,7 +231,7 @@ def _join_list_items(text: str, lists: set[str], known: set[str]) -> str:
 
 
 def _refuse_unknown_names(lists: dict[str, tuple[str, ...]], defaults: dict[str, tuple[str, ...]], what: str) -> None:
-    """Raise UserError for an empty list, or an item that is not in the default of the option, which lists all items."""
+    """Raise UserError for an empty list, or an item that is not in `defaults`, which contain all valid items."""
     for key, names in lists.items():
         for name in names:
             if name not in defaults[key]:
@@ -252,7 +251,8 @@ def _expand_repeats(word: str) -> list[str]:
     return [match[2]] * int(match[1])
 
 
-def _value(text: str) -> Value:
+def _parse_value(text: str) -> Value:
+    """Parse text to a boolean, integer or number if it is one, else return it unchanged."""
     lower = text.lower()
     if lower in ("true", "false"):
         return lower == "true"

@@ -43,17 +43,17 @@ DATA = Path(__file__).parents[1] / "data" / "hardware.toml"
 
 
 def gpu(name: str) -> Gpu:
-    """Return a built-in GPU; raises UserError if there is no such GPU."""
+    """Return a built-in GPU by name. Raises UserError if there is no such GPU."""
     return builtin().gpu(name)
 
 
 def node(name: str) -> Node:
-    """Return a built-in node; `h100` is DGX H100. Raises the same errors as `gpu`."""
+    """Return a built-in node by name; `h100` is DGX H100. Raises UserError if there is no such node."""
     return builtin().node(name)
 
 
 def fabric(name: str) -> Fabric:
-    """Return a built-in fabric. Raises the same errors as `gpu`."""
+    """Return a built-in fabric by name. Raises UserError if there is no such fabric."""
     return builtin().fabric(name)
 
 
@@ -76,16 +76,15 @@ def load(path: str | Path) -> Hardware:
     `like = "h100"` in a table copies the fields that the table does not set.
 
     Raises:
-        UserError: the message has file, line, table, key and the valid values.
+        UserError: the file is invalid; the message has its name, line, table and key.
     """
     return hardware_file.add(read_text(Path(path)), str(path), builtin())
 
 
 def match_gpu(text: str) -> str:
-    """Return the planner's name for a GPU name from Slurm or nvidia-smi: `NVIDIA H100 80GB HBM3` is h100.
+    """Return the planner's name of a GPU that Slurm or nvidia-smi reports: `NVIDIA H100 80GB HBM3` is h100.
 
-    Returns:
-        "" if no name matches: sites may name their GPUs freely.
+    "" if none matches, because sites choose GPU names freely in Slurm.
     """
     facts = builtin()
     name = facts.gpu_name(text)

@@ -38,7 +38,7 @@ class Gpu:
     fp8_tflops: float = 0.0
     nvfp4_tflops: float = 0.0
     calibrated_as: str = ""
-    """The GPU whose calibration applies, set by `like`; "" = this GPU."""
+    """The GPU whose calibration applies (set by `like`) and corrections, see `corrections.encode`; "" = this GPU."""
     fitted_as: str = ""
     """The generation whose fitted constants apply because no run of this one is fitted; "" = its own generation."""
     sm: int = 0
@@ -170,7 +170,7 @@ class Hardware:
     """Generation -> fields of `Gpu` that all its GPUs share."""
 
     def gpu_name(self, name: object) -> str:
-        """Return the canonical name of a GPU for a name or alias in upper or lower case."""
+        """Return the name of the GPU with this alias, else the given name; in lower case."""
         lower = str(name).strip().lower()
         for gpu in self.gpus.values():
             if lower in gpu.aliases:
@@ -178,23 +178,19 @@ class Hardware:
         return lower
 
     def gpu(self, name: str) -> Gpu:
-        """Return the GPU with that name or alias.
-
-        Raises:
-            UserError: there is no such GPU; the hint names similar ones.
-        """
+        """Return a GPU by name or alias. Raises UserError if there is no such GPU; the hint names similar ones."""
         return pick(self.gpus, self.gpu_name(name), "GPU")
 
     def node(self, name: str) -> Node:
-        """Return the node with that name; a GPU name (`h100`) means its DGX system. Raises the same errors as `gpu`."""
+        """Return a node by name; a GPU name such as h100 means its DGX system. Raises UserError if there is none."""
         return pick(self.nodes, self.gpu_name(name), "node")
 
     def fabric(self, name: str) -> Fabric:
-        """Return the fabric with that name. Raises the same errors as `gpu`."""
+        """Return a fabric by name. Raises UserError if there is no such fabric."""
         return pick(self.fabrics, str(name).lower(), "fabric")
 
     def fabric_of(self, node: Node) -> Fabric:
-        """Return the fabric of the node's SuperPOD: the one whose port speed is closest to that of the node."""
+        """Return the default fabric of a node: without rails, and with the port speed closest to the node's."""
         fully_connected = [fabric for fabric in self.fabrics.values() if not fabric.rails]
         return min(fully_connected, key=lambda fabric: abs(fabric.gbps - node.nic_gbps))
 
@@ -203,13 +199,7 @@ Kind = TypeVar("Kind", Gpu, Node, Fabric)
 
 
 def pick(table: Mapping[str, Kind], name: str, what: str, where: str = "") -> Kind:
-    """Return the table's entry with that name.
-
-    Args:
-        table: name -> entry.
-        name: the name to look up.
-        what: kind of entry, for messages.
-        where: prefix of the message.
+    """Return the entry `name` of a hardware table; error messages are `{where}there is no {what} {name}`.
 
     Raises:
         UserError: there is no such entry; the hint names similar ones.

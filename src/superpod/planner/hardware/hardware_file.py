@@ -14,8 +14,7 @@ from superpod.planner.formats.config_files import find_line, parse_toml
 from superpod.planner.hardware.devices import Fabric, Gpu, Hardware, Kind, Node, pick
 from superpod.planner.hardware.precisions import SCALED
 
-NAMED_SECTIONS = ("generation", "gpu", "node", "fabric")
-SECTIONS = (*NAMED_SECTIONS, "calibration")
+SECTIONS = ("generation", "gpu", "node", "fabric", "calibration")
 TEXT = {
     **dict.fromkeys(("generation", "fitted_as", "source", "gpu", "calibrated_as", "cuda"), ()),
     "kind": ("infiniband", "ethernet"),
@@ -33,11 +32,13 @@ ZERO_ALLOWED = (
 OWN_KEYS = ("name", "source", "aliases")
 """Fields that `like` does not copy."""
 Value = str | bool | float | tuple[str, ...]
+Tables = dict[str, dict[str, Any]]
+"""Name -> TOML table."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """The location of a table in a file, for messages."""
+class TableLocation:
+    """The file, section and name of a table, for messages."""
 
     file: str
     text: str
@@ -45,7 +46,7 @@ class Place:
     name: str = ""
 
     def at(self, key: str = "") -> str:
-        """Return `file:line [section.name]` with the line of the key, or of the table if the key is absent."""
+        """Return `file:line [section.name]` with the line of a key, or of the table if the key is absent."""
         keys = [key for key in (self.section, self.name, key) if key]
         table = f" [{self.section}.{self.name}]" if self.name else ""
         return f"{self.file}:{find_line(self.text, keys)}{table}"
@@ -58,10 +59,10 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
         text: content of the file.
         where: name of the file, for messages.
         base: hardware that the tables extend.
-        new_names: whether the names must not exist in `base`.
+        new_names: require that the names in the file do not exist in `base`.
 
     Raises:
-        UserError: the message has file, line, table, key and the valid values.
+        UserError: the file is invalid; the message has file, line, table and key, and what is valid.
     """
     tables = parse_toml(text, where)
     if not any(tables.values()):
@@ -70,50 +71,39 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
     for section in tables:
         if section not in SECTIONS:
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
-            raise UserError(f"{Place(where, text, section).at()}: there is no section {section!r}", hint)
-    tables_by_section = {section: _tables(tables, Place(where, text, section)) for section in NAMED_SECTIONS}
+            raise UserError(f"{TableLocation(where, text, section).at()}: there is no section {section!r}", hint)
+    places = {section: partial(TableLocation, where, text, section) for section in SECTIONS}
+    sections = {section: _tables(tables, places[section]()) for section in SECTIONS}
     if new_names and where != str(collection.hardware_path()):
-        _require_new_names(tables_by_section, base, where, text)
-    hardware = replace(base, generations={**base.generations, **tables_by_section["generation"]})
-    places = {section: partial(Place, where, text, section) for section in NAMED_SECTIONS}
-    hardware = replace(
-        hardware, gpus={**base.gpus, **_section(Gpu, tables_by_section["gpu"], places["gpu"], hardware.gpus, hardware)}
-    )
-    nodes = {**base.nodes, **_section(Node, tables_by_section["node"], places["node"], base.nodes, hardware)}
-    for name in (
-        n.lower() for n in tables_by_section["gpu"]
-    ):  # a GPU with `like` gets a node like that of the other GPU
-        like = base.nodes.get(corrections.decode(hardware.gpus[name].calibrated_as)[0])
+        _require_new_names(sections, base, places)
+    hardware = replace(base, generations={**base.generations, **sections["generation"]})
+    gpus = _build_all(Gpu, sections["gpu"], places["gpu"], base.gpus, hardware)
+    hardware = replace(hardware, gpus={**base.gpus, **gpus})
+    nodes = {**base.nodes, **_build_all(Node, sections["node"], places["node"], base.nodes, hardware)}
+    for name, gpu in gpus.items():
+        # A GPU defined by `like` gets a node like that of the other GPU.
+        like = base.nodes.get(corrections.decode(gpu.calibrated_as)[0])
         if name not in nodes and like is not None:
-            nodes[name] = like.replace(name=name, gpu=hardware.gpus[name])
-    fabrics = {
-        **base.fabrics,
-        **_section(Fabric, tables_by_section["fabric"], places["fabric"], base.fabrics, hardware),
-    }
+            nodes[name] = like.replace(name=name, gpu=gpu)
+    fabrics = {**base.fabrics, **_build_all(Fabric, sections["fabric"], places["fabric"], base.fabrics, hardware)}
     hardware = replace(hardware, nodes=nodes, fabrics=fabrics)
-    return _apply_calibrations(
-        hardware, _tables(tables, Place(where, text, "calibration")), partial(Place, where, text, "calibration")
-    )
+    return _apply_calibrations(hardware, sections["calibration"], places["calibration"])
 
 
-def _apply_calibrations(
-    hardware: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]
-) -> Hardware:
+def _apply_calibrations(hardware: Hardware, tables: Tables, place: Callable[[str], TableLocation]) -> Hardware:
     """Apply the `[calibration.GPU]` tables of `recipes calibrate` to GPUs and their nodes."""
     for name, table in tables.items():
         gpu = pick(hardware.gpus, hardware.gpu_name(name), "GPU", f"{place(name).at()}: ")
         base, _ = corrections.decode(gpu.calibrated_as or gpu.name)
         values = corrections.validate(table, place(name).at())
         gpu = gpu.replace(calibrated_as=corrections.encode(base, values))
-        nodes = {
-            key: node.replace(gpu=gpu) if node.gpu.name == gpu.name else node for key, node in hardware.nodes.items()
-        }
-        hardware = replace(hardware, gpus={**hardware.gpus, gpu.name: gpu}, nodes=nodes)
+        nodes = {key: node.replace(gpu=gpu) for key, node in hardware.nodes.items() if node.gpu.name == gpu.name}
+        hardware = replace(hardware, gpus={**hardware.gpus, gpu.name: gpu}, nodes={**hardware.nodes, **nodes})
     return hardware
 
 
-def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:
-    """Return name -> table in a section."""
+def _tables(tables: dict[str, Any], place: TableLocation) -> Tables:
+    """Return the tables of the section `place`. Raises UserError if it contains other values."""
     named_tables = tables.get(place.section, {})
     if not isinstance(named_tables, dict) or not all(isinstance(table, dict) for table in named_tables.values()):
         raise UserError(
@@ -122,26 +112,44 @@ def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:
     return named_tables
 
 
-def _require_new_names(entries: Mapping[str, dict[str, Any]], base: Hardware, where: str, text: str) -> None:
+def _require_new_names(
+    sections: Mapping[str, Tables], base: Hardware, places: Mapping[str, Callable[[str], TableLocation]]
+) -> None:
+    """Raise UserError if a table has the name of an entry of `base`, or the alias of a GPU."""
     existing_names = {"generation": base.generations, "gpu": base.gpus, "node": base.nodes, "fabric": base.fabrics}
-    for section, tables in entries.items():
-        for name in tables:
-            if name.lower() in existing_names[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
+    for section, existing in existing_names.items():
+        for name in sections[section]:
+            if name.lower() in existing or (section == "gpu" and base.gpu_name(name) != name.lower()):
                 hint = "choose a different name; to change a built-in entry for one command, use a --hardware file"
-                raise UserError(f"{Place(where, text, section, name).at()}: {name} already exists", hint)
+                raise UserError(f"{places[section](name).at()}: {name} already exists", hint)
 
 
-def _section(
+def _build_all(
     kind: type[Kind],
-    tables: Mapping[str, dict[str, Any]],
-    place: Callable[[str], Place],
+    tables: Tables,
+    place: Callable[[str], TableLocation],
     base: Mapping[str, Kind],
     known: Hardware,
 ) -> dict[str, Kind]:
+    """Return name -> entry for the tables of a section; see `_build`."""
     return {name.lower(): _build(kind, table, place(name), base, known) for name, table in tables.items()}
 
 
-def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[str, Kind], known: Hardware) -> Kind:
+def _build(
+    kind: type[Kind], table: dict[str, Any], place: TableLocation, base: Mapping[str, Kind], known: Hardware
+) -> Kind:
+    """Create a GPU, node or fabric from a table.
+
+    Args:
+        kind: the class.
+        table: its TOML table.
+        place: location of the table, for messages.
+        base: the entries that `like` can copy.
+        known: the hardware to which generations and GPU names refer.
+
+    Raises:
+        UserError: a key or value is invalid, or a required key is missing.
+    """
     values: dict[str, Any] = {"name": place.name.lower()}
     keys = [f.name for f in fields(kind) if f.name != "name"]
     if (like := table.get("like")) is not None:
@@ -149,7 +157,9 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
         values = {key: getattr(model, key) for key in keys if key not in OWN_KEYS} | values
         if isinstance(model, Gpu):
             values["calibrated_as"] = model.calibrated_as or model.name
-            values["hbm_usable_gib"] = _usable_gib(model, table, place)
+            # The usable share of the memory stays the same if the table changes hbm_gb.
+            hbm_gb = _validate_number("hbm_gb", table.get("hbm_gb", model.hbm_gb), place.at("hbm_gb"))
+            values["hbm_usable_gib"] = model.hbm_usable_gib * (hbm_gb / model.hbm_gb)
     shared = known.generations.get(str(table.get("generation")), {}) if kind is Gpu else {}
     for key, value in {**shared, **table}.items():  # the GPU's table overrides that of its generation
         if key == "like":
@@ -158,9 +168,9 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
             hint = did_you_mean(key, keys) or f"keys: {', '.join(keys)}"
             raise UserError(f"{place.at(key)}: there is no key {key!r}", hint)
         values[key] = _validate(key, value, place.at(key), known)
-    for key in _required_fields(kind):
-        if key not in values:
-            raise UserError(f"{place.at()}: {key} is missing", 'set it, or copy a GPU or node: like = "h100"')
+    for f in fields(kind):
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise UserError(f"{place.at()}: {f.name} is missing", 'set it, or copy a GPU or node: like = "h100"')
     if isinstance(values.get("gpu"), str):
         values["gpu"] = pick(known.gpus, known.gpu_name(values["gpu"]), "GPU", f"{place.at('gpu')}: gpu: ")
     if kind is Gpu and values["hbm_usable_gib"] > values["hbm_gb"]:
@@ -172,19 +182,8 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
     return kind(**values)
 
 
-def _usable_gib(like: Gpu, table: dict[str, Any], place: Place) -> float:
-    """Return the usable memory of a GPU with `like`: the same share of `hbm_gb`, if the table changes that."""
-    hbm_gb = _number("hbm_gb", table.get("hbm_gb", like.hbm_gb), place.at("hbm_gb"))
-    return like.hbm_usable_gib * (hbm_gb / like.hbm_gb)
-
-
-def _required_fields(kind: type[Kind]) -> list[str]:
-    """Return the fields without a default."""
-    return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name != "name"]
-
-
 def _validate(key: str, value: object, where: str, known: Hardware) -> Value:
-    """Return the value of a key in the type of its field. Raises UserError if it is invalid."""
+    """Return a value in the type of its field. Raises UserError if it is invalid; the message begins with `where`."""
     if key in TEXT:
         allowed = tuple(known.generations) if key in ("generation", "fitted_as") else TEXT[key]
         if not isinstance(value, str) or (allowed and value not in allowed):
@@ -202,10 +201,11 @@ def _validate(key: str, value: object, where: str, known: Hardware) -> Value:
         if not isinstance(value, bool):
             raise UserError(f"{where}: {key} must be true or false, not {value!r}")
         return value
-    return _number(key, value, where)
+    return _validate_number(key, value, where)
 
 
-def _number(key: str, value: object, where: str) -> float:
+def _validate_number(key: str, value: object, where: str) -> float:
+    """Return a number in the type of its field. Raises UserError if its type or size is invalid."""
     is_integer = key in INTEGERS
     if isinstance(value, bool) or not isinstance(value, int if is_integer else (int, float)):
         raise UserError(f"{where}: {key} must be {'an integer' if is_integer else 'a number'}, not {value!r}")
@@ -217,7 +217,7 @@ def _number(key: str, value: object, where: str) -> float:
 
 
 def _validate_calibration(text: str, where: str) -> str:
-    """Check and return a value of `calibrated_as`: a GPU, optionally with corrections after a question mark."""
+    """Return a value of `calibrated_as`. Raises UserError unless it is a GPU, optionally with `?corrections`."""
     try:
         _, values = corrections.decode(text)
     except ValueError:

@@ -32,11 +32,11 @@ PRECISION_ALIASES = {
     "nvfp4": "nvfp4",
     "fp8": "fp8",  # scaling not specified: delayed until mid-2025, later current on Hopper
 }
-"""Other spellings of precisions, in lower case. `fp8` is kept, because only the caller knows the kind of scaling."""
+"""Other spellings of precisions, in lower case. `fp8` stays: only the caller knows which scaling it means."""
 
 
 def auto_precisions(gpu: Gpu) -> list[str]:
-    """Return the precisions that `--precision auto` tries on a GPU."""
+    """Return the precisions that `--precision auto` tries on a GPU: those of AUTO_PRECISIONS that it supports."""
     return [name for name in AUTO_PRECISIONS if name in gpu.precisions]
 
 

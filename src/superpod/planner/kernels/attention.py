@@ -21,7 +21,7 @@ ARBITRARY_MASK = "arbitrary"
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(FusedAttention):
-    """An attention layer in a training step, and the software installed with Transformer Engine."""
+    """An attention layer in a training step, and the versions of the installed attention libraries."""
 
     cudnn: int = CUDNN
     cp: int = 1
@@ -40,7 +40,7 @@ class Attention(FusedAttention):
     flash3: bool = False
     """Whether flash-attn 3 is installed, which is not in those images."""
     backend: str = "auto"
-    """Megatron's attention_backend, which disables all other backends."""
+    """Megatron's attention_backend; a value other than auto disables all other backends."""
 
     @property
     def slides(self) -> bool:
@@ -63,7 +63,7 @@ class Reason(NamedTuple):
 
 
 def _flash_lacks_mask(a: Attention) -> bool:
-    """Return whether FlashAttention lacks support for the mask: it aligns causal masks to the bottom right."""
+    """Return whether FlashAttention does not support the mask: it aligns causal masks to the bottom right."""
     return a.mask == ARBITRARY_MASK or (a.mask in ("causal", "padding_causal") and a.seq_q != a.seq_kv)
 
 
@@ -128,7 +128,7 @@ def _unsupported_current_scaling(a: Attention) -> bool:
 
 
 def _unsupported_window(a: Attention) -> bool:
-    """Return whether fused attention lacks support for the sliding window."""
+    """Return whether fused attention does not support the sliding window."""
     return a.slides and (bool(a.fp8_attention) or a.window_right != 0 or a.dropout != 0.0 or a.seq_q > a.seq_kv)
 
 
@@ -141,7 +141,7 @@ def _supports_determinism(a: Attention, kernel: Fused) -> bool:
 
 
 def _kernel(a: Attention) -> Fused:
-    """Return the compiled kernel for a layer; only the kernel for arbitrary lengths supports sliding windows."""
+    """Return the cuDNN kernel for a layer; only the kernel for arbitrary lengths supports sliding windows."""
     kernel = fused_backend(replace(a, dtype="fp8") if a.fp8_attention else a)
     if a.window_left != -1 and kernel is not Fused.ARBITRARY:
         return Fused.NONE
@@ -197,7 +197,7 @@ UNFUSED = (
 
 
 def reasons_against(backend: tuple[Reason, ...], a: Attention) -> list[Reason]:
-    """Return the reasons why a backend is not available; [] if it is."""
+    """Return the reasons in `backend` (such as FLASH2) that make it unavailable for a layer; [] = available."""
     return [reason for reason in backend if reason.holds(a)]
 
 
@@ -211,7 +211,7 @@ class Choice(NamedTuple):
 
 
 def available(a: Attention) -> tuple[bool, bool, bool]:
-    """Return whether flash (2 or 3), fused and unfused attention are available, in Transformer Engine's order."""
+    """Return whether (flash 2 or 3, fused, unfused) attention is available for a layer."""
     has_flash = not reasons_against(FLASH2, a) or not reasons_against(FLASH3, a)
     return has_flash, not reasons_against(FUSED, a), not reasons_against(UNFUSED, a)
 
@@ -262,9 +262,9 @@ CP_ASSERTIONS = (
     ),
     WHOLE_HEADS,
 )
-"""Assertions on context parallelism after a backend is chosen."""
+"""Transformer Engine's assertions on context parallelism, after it has chosen a backend."""
 
 
 def failed_assertions(a: Attention) -> list[Reason]:
-    """Return the assertions on context parallelism that fail for a layer."""
+    """Return Transformer Engine's assertions on context parallelism that fail for a layer."""
     return reasons_against(CP_ASSERTIONS, a) if a.cp > 1 else []

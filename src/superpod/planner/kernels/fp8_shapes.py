@@ -53,7 +53,7 @@ REQUIREMENTS = {
         "tensor/mxfp8_tensor.py:78-86 and 101-107; common/cast: tensor rows and columns a multiple of 32",
     ),
 }
-"""Precision -> its requirements; the files are those of transformer_engine 2.9.0."""
+"""Precision -> its requirements; files and lines are those of transformer_engine 2.9.0."""
 
 
 class Weight(NamedTuple):
@@ -68,7 +68,7 @@ class Weight(NamedTuple):
 
 
 def weights(m: ModelShape, tp: Integer = 1, etp: Integer = 1) -> Iterator[Weight]:
-    """Yield the FP8 weights of each kind of block in a model; tp and etp may be arrays."""
+    """Yield the weights that are GEMM inputs in FP8, for each kind of block in a model; tp and etp may be arrays."""
     for kind in sorted(m.kinds):
         yield from _BLOCKS[kind](m, tp, etp)
     if m.mtp_layers:
@@ -131,12 +131,12 @@ _BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamb
 
 
 def weight_misfits(steps: SizeRequirement, weight: Weight, sp: Boolean) -> Boolean:
-    """Return whether the sizes of a weight violate the requirements; sp: with sequence parallelism."""
+    """Return whether the rows or columns of a weight violate the requirements; `sp`: with sequence parallelism."""
     is_misfit = (weight.rows % steps.weight != 0) | (weight.columns % steps.weight != 0)
     return is_misfit | (sp & weight.gathers & (weight.columns % steps.gathered != 0))
 
 
 def tokens_misfit(steps: SizeRequirement, tokens: Integer, tp: Integer, sp: Boolean) -> Boolean:
-    """Return whether the tokens of a micro-batch on a context-parallel rank violate the requirements."""
+    """Return whether the number of tokens of a micro-batch on a context-parallel rank violates the requirements."""
     local = tokens // tp
     return (tokens % steps.tokens != 0) | (sp & (local % steps.local != 0))

@@ -61,7 +61,7 @@ class FusedAttention:
     """Sliding window in tokens; -1 = unlimited."""
     max_logit: bool = False
     wanted: int | None = None
-    """NVTE_FUSED_ATTN_BACKEND, which selects one kernel if two are available (sequences up to 512)."""
+    """NVTE_FUSED_ATTN_BACKEND: the kernel to use if two are available (sequences up to 512); None = not set."""
 
     @property
     def q_format(self) -> str:
@@ -75,7 +75,7 @@ class FusedAttention:
 
     @property
     def format(self) -> str:
-        """The common format of queries, keys and values; if they differ, both, such as `sbhd_2bshd`."""
+        """The format of queries, keys and values; if they differ, both formats, such as `sbhd_2bshd`."""
         return self.q_format if self.q_format == self.kv_format else f"{self.q_format}_2{self.kv_format}"
 
     @property
@@ -85,7 +85,7 @@ class FusedAttention:
 
     @property
     def padded(self) -> bool:
-        """Whether all sequences have the same length: sbhd or bshd."""
+        """Whether all sequences are padded to the same length: sbhd or bshd."""
         return self.format in ("sbhd", "bshd")
 
     @property
@@ -108,7 +108,7 @@ def _format(part: str) -> str:
 
 
 class Condition(NamedTuple):
-    """One part of the C++ condition for a kernel; all of them must hold."""
+    """One part of the C++ condition for a kernel; a layer must meet all parts."""
 
     name: str
     lines: str
@@ -117,7 +117,7 @@ class Condition(NamedTuple):
 
 
 def fused_backend(a: FusedAttention) -> Fused:
-    """Return the kernel that Transformer Engine 2.9 chooses, or `Fused.NONE`.
+    """Return the cuDNN kernel that Transformer Engine 2.9 chooses for a layer; `Fused.NONE` if none supports it.
 
     Examples:
         >>> fused_backend(FusedAttention(sm=90, cudnn=91301, seq_q=4096, seq_kv=4096, head_qk=192, head_v=128)).name
@@ -144,7 +144,7 @@ def unmet_conditions(kernel: tuple[Condition, ...], a: FusedAttention) -> tuple[
 
 
 def _fp8_shape(a: FusedAttention) -> bool:
-    """Return whether any of three generations of cuDNN supports the head sizes, mask and lengths in FP8."""
+    """Return whether an FP8 kernel of any of three cuDNN generations supports the head sizes, mask and lengths."""
     head_sizes = {a.head_qk, a.head_v}
     first = a.cudnn >= 8900 and a.sm < 100 and a.qkv_layout == "t3hd" and a.seq_q == a.seq_kv <= 512
     first = first and head_sizes == {64} and a.mask == PADDING
@@ -254,7 +254,7 @@ def _latest_mask(a: FusedAttention, is_plain: bool) -> bool:
 
 
 def _formats(a: FusedAttention) -> bool:
-    """Return whether the format is supported: packed samples need Hopper, and before cuDNN 9.6 groups = heads."""
+    """Return whether the format is supported: packed samples need Hopper, and groups = heads before cuDNN 9.6."""
     if a.padded:
         return True
     packed = a.sm >= 90 and ((a.cudnn >= 90100 and a.heads == a.groups) or a.cudnn >= 90600)

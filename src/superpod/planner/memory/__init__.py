@@ -18,9 +18,9 @@ from superpod.planner import columns
 from superpod.planner.arrays import Array, Flags
 from superpod.planner.calibration import corrections
 from superpod.planner.columns import Columns
+from superpod.planner.memory import lora
 from superpod.planner.memory import peak as _peak
 from superpod.planner.memory.capacity import FIT, FITS, TIGHT, TOO_LARGE, Fit, classify, limit, reserved_bytes, usable
-from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import PlannedJob
 
@@ -30,15 +30,12 @@ __all__ = [
     "TIGHT",
     "TOO_LARGE",
     "Fit",
-    "Inference",
     "Peak",
     "allocated",
     "by_owner",
     "checkpoint_bytes",
     "classify",
     "fit",
-    "fits",
-    "inference",
     "limit",
     "peak",
     "reserved",
@@ -110,7 +107,7 @@ def peak(job: PlannedJob, c: Columns) -> Peak:
 
 
 def by_owner(job: PlannedJob, c: Columns) -> dict[str, Array]:
-    """Return the bytes per category at the peak of each pipeline rank, as `Peak.owners`."""
+    """Return category -> bytes of each pipeline rank at its peak; see `Peak.owners`."""
     return peak(job, c).owners
 
 
@@ -124,13 +121,19 @@ def reserved(job: PlannedJob, c: Columns) -> Array:
     return peak(job, c).reserved
 
 
-def fits(job: PlannedJob, c: Columns) -> Flags:
-    """Return whether each layout fits on all ranks; tight layouts do not count (`capacity.classify`)."""
-    at = peak(job, c)
-    return classify(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
-
-
 def fit(job: PlannedJob) -> Fit:
-    """Return the result of `capacity.classify` for one run."""
+    """Return whether one run fits in memory: `fits`, `tight` or `too_large` (`capacity.classify`)."""
     at = peak(job, columns.from_job(job))
     return FIT[int(classify(job, at.needed.max(), at.reserved.max()))]
+
+
+def checkpoint_bytes(job: PlannedJob) -> int:
+    """Return the bytes of a distributed checkpoint: 14 per parameter for BF16 weights, fp32 master weights and moments.
+
+    fp32 training saves 12 bytes per parameter. LoRA saves only the adapters.
+    """
+    bytes_per_parameter = 12 if job.precision in ("fp32", "tf32") else 14
+    if job.task == "lora":
+        adapters = lora.adapters(MemoryUnits(job, columns.from_job(job)))
+        return int(bytes_per_parameter * adapters.dense.sum() * job.layout.tp)
+    return bytes_per_parameter * job.model.parameters().total

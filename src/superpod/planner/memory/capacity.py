@@ -1,4 +1,4 @@
-"""The usable memory of a GPU, and whether a run fits."""
+"""Compute the usable memory of a GPU, and decide whether a run fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superpod.planner.planned_job import PlannedJob
 
 
 def reserved_bytes(allocated: Array) -> Array:
-    """Return the bytes that PyTorch's allocator reserves, based on the median ratio to allocated bytes on 344 B200s."""
+    """Return the bytes that PyTorch's allocator reserves: `allocated` x the median ratio measured on 344 B200s."""
     return allocated * constant("allocator", "reserved_over_allocated")
 
 
@@ -31,26 +31,26 @@ def limit(job: PlannedJob) -> float:
 
 
 FITS, TIGHT, TOO_LARGE = range(3)
-"""Codes that `classify` returns for arrays of layouts."""
+"""Codes that `classify` returns."""
 Fit = Literal["fits", "tight", "does not fit"]
 FIT: tuple[Fit, ...] = get_args(Fit)
 """Names of the codes, in the same order."""
 MARGIN = 0.005
-"""Fraction of the limit that must remain free for a layout to fit, because the memory model is not more accurate."""
+"""Fraction of the limit that must remain free for a layout to fit: the accuracy of the memory model."""
 
 
-def classify(job: PlannedJob, needed: Array, reserved_gib: Array) -> NDArray[np.int64]:
-    """Return FITS, TIGHT or TOO_LARGE for each layout; all commands use this function.
+def classify(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
+    """Return FITS, TIGHT or TOO_LARGE for each layout; the only place where this is decided.
 
     Args:
         job: the run, whose GPU or memory cap determines the limit.
-        needed: bytes in tensors and in the pools of CUDA graphs, on the rank with the highest peak of each layout.
-        reserved_gib: bytes that PyTorch's allocator reserves for them.
+        needed: bytes in tensors and in the pools of CUDA graphs of each layout, on its rank with the highest peak.
+        reserved: bytes that PyTorch's allocator reserves for these.
 
     A layout fits if its reserved bytes are below the limit by at least `MARGIN`. It is tight if only its tensors are
     within the limit: it may run, because the allocator releases cached blocks before it fails, and expandable_segments
     reduces fragmentation. It does not fit if its tensors exceed the limit. A memory cap limits the reserved bytes.
     """
     maximum = limit(job)
-    too_large = needed > maximum if job.options.memory_cap is None else reserved_gib > maximum
-    return np.where(too_large, TOO_LARGE, np.where(reserved_gib > maximum * (1 - MARGIN), TIGHT, FITS))
+    too_large = needed > maximum if job.options.memory_cap is None else reserved > maximum
+    return np.where(too_large, TOO_LARGE, np.where(reserved > maximum * (1 - MARGIN), TIGHT, FITS))

@@ -13,10 +13,11 @@ MIB = 2**20
 
 
 def constant(table: str, key: str) -> float:
-    """Return the constant `key` in a table of the file."""
+    """Return the constant `[table] key` of `data/memory.toml`."""
     return float(_tables()[table][key])
 
 
 @cache
 def _tables() -> dict[str, Any]:
+    """Return the tables of `data/memory.toml`."""
     return read_toml(FILE)

@@ -17,11 +17,12 @@ from superpod.planner.memory.units import MemoryUnits
 class Graphs:
     """Bytes per rank of Transformer Engine's CUDA graphs for attention, one per layer and micro-batch in flight.
 
-    All graphs are captured before training, in the order of the schedule. The memory in their pool is not available to
-    other tensors. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
+    All graphs are captured before training, in the order of the schedule. Other tensors cannot use the memory of their
+    pool. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
     """
 
     kept: Array | float = 0.0
+    """Activations that the graphs keep for their backward passes."""
     backward: Array | float = 0.0
     """Memory of the backward pass of the last graph."""
     static: Array | float = 0.0
@@ -33,6 +34,7 @@ class InFlight:
     """Bytes per rank when the maximum number of micro-batches is in flight, without CUDA graphs."""
 
     kept: Array
+    """Activations kept for the backward pass."""
     recomputed: Array
     """Activations that are recomputed for the backward pass of one group of layers."""
     backward: Array
@@ -41,7 +43,7 @@ class InFlight:
 
 
 def in_flight(u: MemoryUnits) -> Array:
-    """Return the number of micro-batches in flight on each rank; a fraction if chunks are interleaved.
+    """Return the number of micro-batches in flight on each rank; fractional with interleaving, as a chunk is 1/vp.
 
     1F1B: min(m, p - r). Interleaved: min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks, each 1/v of the rank's layers.
     Source: megatron-core 0.15.3, pipeline_parallel/schedules.py (`get_pp_rank_microbatches`).
@@ -57,56 +59,56 @@ def in_flight(u: MemoryUnits) -> Array:
 
 
 def _in_flight_layer_fraction(u: MemoryUnits, chunks: Array, group: Array) -> Array:
-    """Return the layers of the chunks in flight, as a multiple of the rank's layers.
+    """Return the number of layers in `chunks` chunks in flight, divided by the rank's number of layers.
 
     The first or last chunk may have one fewer layer: the embedding replaces a layer in the first chunk of the first
     rank, the loss in the last chunk of the last rank. Each group of micro-batches goes through chunk 0, then chunk 1.
     """
     c, vp = u.c, u.column("vp")
-    lacking = -c.layers % vp  # 1 if the embedding or the loss replaces a layer
-    short = np.where(c.rank == 0, 0, vp - 1)
-    turns, rest = np.divmod(chunks, group * vp)
-    of_short = turns * group + np.clip(rest - short * group, 0, group)
-    return ((c.layers + lacking) / vp * chunks - lacking * of_short) / np.maximum(1, c.layers)
+    missing = -c.layers % vp  # 1 if the embedding or the loss replaces a layer
+    short_chunk = np.where(c.rank == 0, 0, vp - 1)
+    rounds, rest = np.divmod(chunks, group * vp)
+    short_in_flight = rounds * group + np.clip(rest - short_chunk * group, 0, group)
+    return ((c.layers + missing) / vp * chunks - missing * short_in_flight) / np.maximum(1, c.layers)
 
 
 MIXERS, FEED_FORWARDS = ("attention", "mla", "mamba", "delta"), ("mlp", "moe")
 GRAPHED = ("attention", "mla", "delta")
-"""Blocks that CUDA graphs support."""
+"""Kinds of blocks that CUDA graphs support."""
 
 
 def activations_in_flight(u: MemoryUnits) -> InFlight:
-    """Return the activations in flight on each rank, summed over its layers."""
+    """Return the bytes of activations in flight on each rank, summed over its layers."""
     kinds = activations.blocks(u)
     count = in_flight(u)
     graphed = GRAPHED if u.job.options.cuda_graphs else ()
-    whole: Number = sum(
-        u.c.blocks[kind] * block.bytes for kind, block in kinds.items() if kind in {*u.c.blocks} - {*graphed}
-    )
-    kept, group = _full_recompute_bytes(u, whole / np.maximum(1, u.c.layers))
+    eager_kinds = {*u.c.blocks} - {*graphed}
+    layers: Number = sum(u.c.blocks[kind] * block.bytes for kind, block in kinds.items() if kind in eager_kinds)
+    kept, recomputed = _full_recompute_bytes(u, layers / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
     if u.job.options.framework == "fsdp2":  # torchtitan's selective recomputation repeats every second GEMM
-        whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
+        layers = np.where(u.column("recompute") == 1, 0.5, 1.0) * layers
     mixer = _max_over_kinds(u, kinds, {*MIXERS} - {*graphed})
-    rest = _max_over_kinds(u, kinds, {*FEED_FORWARDS})
+    mlp = _max_over_kinds(u, kinds, {*FEED_FORWARDS})
     # Backward pass of the last layer: first the feed-forward, then the mixer, after the feed-forward's memory is freed.
-    after = mixer.recomputed + mixer.backward - rest.bytes - rest.recomputed
+    mixer_backward = mixer.recomputed + mixer.backward - mlp.bytes - mlp.recomputed
     return InFlight(
-        kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
-        recomputed=np.where(full, group, 0.0),
-        backward=np.maximum(np.where(full, rest.backward, rest.recomputed + rest.backward), after),
-        graphs=_graphs(u, kinds, count) if graphed else Graphs(),
+        kept=count * np.where(full, kept, layers) + _mtp_bytes(u, kinds),
+        recomputed=np.where(full, recomputed, 0.0),
+        backward=np.maximum(np.where(full, mlp.backward, mlp.recomputed + mlp.backward), mixer_backward),
+        graphs=_graph_bytes(u, kinds, count) if graphed else Graphs(),
     )
 
 
-def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
-    taken = [kind for kind in GRAPHED if kind in u.c.blocks]
-    last = _max_over_kinds(u, kinds, {*taken})
-    size = u.wide * u.job.model.hidden * u.tokens * u.over_sp
+def _graph_bytes(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
+    """Return the memory of CUDA graphs for `count` micro-batches in flight."""
+    graphed = [kind for kind in GRAPHED if kind in u.c.blocks]
+    last = _max_over_kinds(u, kinds, {*graphed})
+    size = u.act_bytes * u.job.model.hidden * u.tokens * u.over_sp
     return Graphs(
-        kept=count * sum(u.c.blocks[kind] * kinds[kind].bytes for kind in taken),
+        kept=count * sum(u.c.blocks[kind] * kinds[kind].bytes for kind in graphed),
         backward=last.recomputed + last.backward,
-        static=4 * size * count * sum(u.c.blocks[kind] for kind in taken),
+        static=4 * size * count * sum(u.c.blocks[kind] for kind in graphed),
     )
 
 
@@ -121,25 +123,29 @@ def _max_over_kinds(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> 
     return Kept(largest("bytes"), largest("recomputed"), largest("backward"))
 
 
-def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
-    """Return the activations of multi-token prediction on the last rank: layers, norms and input projection."""
+def _mtp_bytes(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
+    """Return the bytes of activations of multi-token prediction on the last rank: layers, norms, input projection."""
     m = u.job.model
     if not m.mtp_layers:
         return np.zeros(u.c.rank.shape)
     layer: Number = sum(kinds[block].bytes for block in m.mtp_blocks)
     outside = m.hidden * u.tokens * u.over_sp
-    return u.c.last * m.mtp_layers * (layer + (2 * u.wide + 2 * u.wide + u.narrow * 2 + 2 * u.wide) * outside)
+    return (
+        u.c.last
+        * m.mtp_layers
+        * (layer + (2 * u.act_bytes + 2 * u.act_bytes + u.gemm_input_bytes * 2 + 2 * u.act_bytes) * outside)
+    )
 
 
-def _full_recompute_bytes(u: MemoryUnits, one: Array) -> tuple[Array, Array]:
-    """Return the bytes (kept per micro-batch, recomputed) with full recomputation; `one`: bytes of a layer."""
-    source = u.wide * u.job.model.hidden * u.tokens * u.over_sp
+def _full_recompute_bytes(u: MemoryUnits, layer_bytes: Array) -> tuple[Array, Array]:
+    """Return the bytes (kept per micro-batch, recomputed) with full recomputation of layers of `layer_bytes` each."""
+    input_bytes = u.act_bytes * u.job.model.hidden * u.tokens * u.over_sp
     vp, group = u.column("vp"), u.column("recompute_layers")
-    layers = u.c.layers
-    a_chunk = layers / vp
-    uniform = vp * np.ceil(a_chunk / group) * source
-    taken = np.minimum(group, a_chunk)
-    block = vp * (taken * source + (a_chunk - taken) * one)
+    chunk_layers = u.c.layers / vp
+    recomputed_layers = np.minimum(group, chunk_layers)
+    uniform = vp * np.ceil(chunk_layers / group) * input_bytes
+    block = vp * (recomputed_layers * input_bytes + (chunk_layers - recomputed_layers) * layer_bytes)
     is_block = u.column("recompute_block") > 0
-    back = np.where(is_block, np.minimum(1, taken), np.minimum(group, a_chunk)) * one
-    return np.where(is_block, block, uniform), back
+    # The block method recomputes one layer at a time, the uniform method a group.
+    recomputed = np.where(is_block, np.minimum(1, recomputed_layers), recomputed_layers) * layer_bytes
+    return np.where(is_block, block, uniform), recomputed

@@ -13,18 +13,21 @@ from superpod.planner.models import ModelShape
 
 @dataclass(frozen=True)
 class Adapters:
-    """Trainable parameters on each pipeline rank."""
+    """Number of trainable parameters on each pipeline rank."""
 
     dense: Array
     experts: Array
 
 
 def adapters(u: MemoryUnits) -> Adapters:
-    """Count two matrices per target, in x r and r x out, one sharded over tp; experts of a rank share one."""
+    """Count the parameters of LoRA: in x r and r x out per target, one of them sharded over tp.
+
+    The routed experts of a rank share one adapter, which counts as dense.
+    """
     m, rank, targets = u.job.model, u.job.options.lora_rank, u.job.options.lora_targets
     sizes: dict[str, dict[str, tuple[int, int]]] = {
-        "attention": _attention(m),
-        "mla": _mla(m),
+        "attention": _attention_targets(m),
+        "mla": _mla_targets(m),
         "mlp": {"linear_fc1": (m.hidden, m.ffn * (1 + m.gated)), "linear_fc2": (m.ffn, m.hidden)},
         "moe": {"linear_fc1": (m.hidden, m.expert_ffn * (1 + m.gated)), "linear_fc2": (m.expert_ffn, m.hidden)},
         "mamba": {"linear_fc1": (m.hidden, 0)},
@@ -32,17 +35,19 @@ def adapters(u: MemoryUnits) -> Adapters:
     }
     dense = np.zeros(u.c.rank.shape)
     for kind, blocks in u.c.blocks.items():
-        wide = sum(sum(pair) for name, pair in sizes[kind].items() if name in targets)
-        dense = dense + blocks * (wide * rank * u.over_tp)
+        width = sum(sum(pair) for name, pair in sizes[kind].items() if name in targets)
+        dense = dense + blocks * (width * rank * u.over_tp)
     return Adapters(dense=dense, experts=0.0 * dense)
 
 
-def _attention(m: ModelShape) -> dict[str, tuple[int, int]]:
+def _attention_targets(m: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return (inputs, outputs) of each linear layer of attention that can have an adapter."""
     q, kv = m.heads * m.channels, m.groups * m.channels
     return {"linear_qkv": (m.hidden, q + 2 * kv), "linear_proj": (q, m.hidden)}
 
 
-def _mla(m: ModelShape) -> dict[str, tuple[int, int]]:
+def _mla_targets(m: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return (inputs, outputs) of each linear layer of latent attention that can have an adapter."""
     qk = m.heads * (m.qk_nope_dim + m.qk_rope_dim)
     queries = {"linear_q_down_proj": (m.hidden, m.q_lora), "linear_q_up_proj": (m.q_lora, qk)}
     return {

@@ -1,4 +1,4 @@
-"""Peak memory of each rank, with logits, buffers and temporary gradients in addition to states and activations."""
+"""Compute the peak memory of each rank: model states, activations, logits, buffers and temporary gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from superpod.planner.models import ModelShape
 
 @dataclass(frozen=True)
 class Moment:
-    """The moment of peak memory of each rank."""
+    """Memory of each rank at its peak."""
 
     owners: dict[str, Array]
     """Category -> bytes in tensors."""
@@ -31,30 +31,30 @@ def peak_moment(u: MemoryUnits) -> Moment:
     step, which has no activations, and the capture of CUDA graphs, which has no other activations.
     """
     own = model_states.rank_parameters(u)
-    fly = activations_in_flight(u)
-    loss, ends = _loss(u), _ends(u)
-    passing = fly.recomputed + fly.backward + u.wide * u.job.model.hidden * u.tokens * u.over_sp
-    at_loss = u.c.last & (loss + ends > passing)
-    step = _optimizer_step(u, model_states.trained_parameters(u, own))
-    busy = fly.kept + np.where(at_loss, loss + ends, passing)
-    at_step = step > busy
-    pool = fly.graphs.kept + fly.graphs.backward
+    acts = activations_in_flight(u)
+    logits, head = _logits_bytes(u), _head_bytes(u)
+    backward = acts.recomputed + acts.backward + u.act_bytes * u.job.model.hidden * u.tokens * u.over_sp
+    at_loss = u.c.last & (logits + head > backward)
+    passes = acts.kept + np.where(at_loss, logits + head, backward)
+    step = _optimizer_step_bytes(u, model_states.trained_parameters(u, own))
+    at_step = step > passes
+    pool = acts.graphs.kept + acts.graphs.backward
     has_graphs = np.any(pool)
-    at_capture = has_graphs and pool > np.maximum(busy, step)
-    during = np.where(at_step | at_capture, 0.0, 1.0)
-    transient = np.where(at_step, step, np.where(at_loss, ends, passing))
+    at_capture = has_graphs and pool > np.maximum(passes, step)
+    during_passes = np.where(at_step | at_capture, 0.0, 1.0)
+    transient = np.where(at_step, step, np.where(at_loss, head, backward))
     owners = {
-        "activations": during * fly.kept + np.where(at_capture, fly.graphs.kept, 0.0),
-        "logits": during * np.where(at_loss, loss, 0.0),
-        "transient": np.where(at_capture, fly.graphs.backward, transient),
-        "wgrad_dummies": _dummies(u),
-        "buffers": _buffers(u) + _gathered_bytes(u, own) + fly.graphs.static,
+        "activations": during_passes * acts.kept + np.where(at_capture, acts.graphs.kept, 0.0),
+        "logits": during_passes * np.where(at_loss, logits, 0.0),
+        "transient": np.where(at_capture, acts.graphs.backward, transient),
+        "wgrad_dummies": _wgrad_dummy_bytes(u),
+        "buffers": _buffer_bytes(u) + _gathered_bytes(u, own) + acts.graphs.static,
     }
-    set_aside = np.minimum(pool, np.maximum(busy, step)) if has_graphs else 0.0
+    set_aside = np.minimum(pool, np.maximum(passes, step)) if has_graphs else 0.0
     return Moment(model_states.by_owner(u, own) | owners, set_aside)
 
 
-def _loss(u: MemoryUnits) -> Array:
+def _logits_bytes(u: MemoryUnits) -> Array:
     """Return the bytes of logits during the loss and its backward pass, on the last stage.
 
     Transformer Engine's loss works in place on the BF16 logits. Megatron's loss keeps exp(logits) in fp32 in addition
@@ -65,25 +65,25 @@ def _loss(u: MemoryUnits) -> Array:
     m, o = u.job.model, u.job.options
     elements = u.tokens * m.padded_vocab(u.tp) * u.over_tp
     if o.framework == "fsdp2":
-        kept, moment = u.wide + 8, 4
+        kept, temporary = u.act_bytes + 8, 4
     elif o.fused_loss and o.loss_impl == "te":
-        kept, moment = u.wide, 0
+        kept, temporary = u.act_bytes, 0
     else:
         copies = o.fused_loss + (o.fused_loss and u.mcore < 0.12)
-        kept, moment = 4, 4 * copies + (u.wide if u.wide < 4 else 0)
-    return (kept * (1 + m.mtp_layers) + moment) * elements
+        kept, temporary = 4, 4 * copies + (u.act_bytes if u.act_bytes < 4 else 0)
+    return (kept * (1 + m.mtp_layers) + temporary) * elements
 
 
-def _ends(u: MemoryUnits) -> Array:
-    """Return the bytes of the final norm's input and output, and of the output layer's input gradient.
+def _head_bytes(u: MemoryUnits) -> Array:
+    """Return the bytes of the final norm's input and output, and of the gradient of the output layer's input.
 
     The gradient is complete on every rank before it is scattered over tp.
     """
-    size = u.wide * u.job.model.hidden * u.tokens
+    size = u.act_bytes * u.job.model.hidden * u.tokens
     return size * (2 * u.over_sp + np.where(u.column("tp") > 1, 1 + u.over_sp, 1.0))
 
 
-def _dummies(u: MemoryUnits) -> Array:
+def _wgrad_dummy_bytes(u: MemoryUnits) -> Array:
     """Return the bytes of dummy weight gradients for autograd, one per shape, allocated for the entire run.
 
     With gradient accumulation fusion, the GEMM accumulates into the main gradient, and autograd gets an unused tensor
@@ -96,19 +96,17 @@ def _dummies(u: MemoryUnits) -> Array:
     # One tensor per shape, on the ranks that have such a weight.
     shapes: dict[tuple[str, int, int], Flags] = {}
     for kind, blocks in u.c.blocks.items():
-        for split, rows, columns in _shapes(m, kind):
-            there = blocks > 0
-            key = (split, rows, columns)
-            shapes[key] = shapes[key] | there if key in shapes else there
-    over = {"tp": u.over_tp, "etp": 1.0 / u.column("etp"), "": 1.0}
+        for shape in _weight_shapes(m, kind):
+            shapes[shape] = shapes.get(shape, False) | (blocks > 0)
+    fraction = {"tp": u.over_tp, "etp": 1.0 / u.column("etp"), "": 1.0}
     layers: Number = sum(
-        there * (2.0 * rows * abs(columns) * over[split]) for (split, rows, columns), there in shapes.items()
+        is_present * (2.0 * rows * abs(columns) * fraction[dim]) for (dim, rows, columns), is_present in shapes.items()
     )
     return layers + u.c.last * 2.0 * m.padded_vocab(u.tp) * m.hidden * u.over_tp
 
 
-def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
-    """Return (sharding dimension, rows, columns) of a block's weights; columns < 0 if the columns are sharded."""
+def _weight_shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
+    """Return (tp, etp or "" = not sharded, rows, columns) of a block's weights; columns < 0 if these are sharded."""
     q, kv, wide = m.heads * m.channels, m.groups * m.channels, 1 + m.gated
     if kind == "attention":
         return [("tp", q * (1 + m.attention_gate) + 2 * kv, m.hidden), ("tp", m.hidden, -q)]
@@ -128,7 +126,7 @@ def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
 
 
 def _gathered_bytes(u: MemoryUnits, own: model_states.RankParameters) -> Array:
-    """Return the bytes that ZeRO-2 and ZeRO-3 unshard temporarily.
+    """Return the bytes of tensors that ZeRO-2 and ZeRO-3 gather temporarily.
 
     These are the weights of the current and the next layer, embedding and output layer, and the gradients of two layers
     before their reduction (torch FSDP2 prefetch; Megatron-FSDP double buffering).
@@ -137,23 +135,23 @@ def _gathered_bytes(u: MemoryUnits, own: model_states.RankParameters) -> Array:
     if not np.any(stage >= 2):
         return np.zeros(u.c.rank.shape)
     layer = (own.dense + own.experts - own.ends) / np.maximum(1, u.c.layers)
-    weights = u.wide * (2 * layer + own.ends) * (stage >= 3)
+    weights = u.act_bytes * (2 * layer + own.ends) * (stage >= 3)
     return weights + model_states.gradient_bytes(u) * 2 * layer * (stage >= 2)
 
 
-def _buffers(u: MemoryUnits) -> Array:
+def _buffer_bytes(u: MemoryUnits) -> Array:
     """Return the bytes of cuBLAS workspaces, sequence parallelism's gather buffer and pipeline receive buffers."""
-    size = u.wide * u.job.model.hidden * u.tokens
+    size = u.act_bytes * u.job.model.hidden * u.tokens
     gathered = size * ((u.column("sp") > 0) & u.c.last)
     received = size * u.over_sp * ((u.column("pp") > 1) & ~u.c.first)
-    return _workspaces(u) + gathered + received
+    return _workspace_bytes(u) + gathered + received
 
 
-def _workspaces(u: MemoryUnits) -> float:
+def _workspace_bytes(u: MemoryUnits) -> float:
     """Return the bytes of cuBLAS workspaces.
 
-    PyTorch has one per thread (forward and backward pass). Transformer Engine has one, and
-    more for the streams of grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    PyTorch has one per thread (forward and backward pass); Transformer Engine has one, and more for the streams of
+    grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
     o, gpu = u.job.options, u.job.node.gpu
     torch = constant("buffers", "cublas_deterministic_mib") if o.deterministic else gpu.cublas_workspace_mib
@@ -161,8 +159,8 @@ def _workspaces(u: MemoryUnits) -> float:
     return (2 * torch + gpu.te_workspace_mib * (1 + grouped)) * MIB
 
 
-def _optimizer_step(u: MemoryUnits, learns: model_states.RankParameters | lora.Adapters) -> Array:
-    """Return the bytes of fp32 copies of 2-byte gradients in the optimizer step.
+def _optimizer_step_bytes(u: MemoryUnits, trained: model_states.RankParameters | lora.Adapters) -> Array:
+    """Return the bytes of the fp32 copies of 2-byte gradients that the optimizer step creates.
 
     Source: distrib_optimizer.py, `_copy_model_grads_to_main_grads`.
     """
@@ -170,4 +168,4 @@ def _optimizer_step(u: MemoryUnits, learns: model_states.RankParameters | lora.A
         return np.zeros(u.c.rank.shape)
     degree = np.where(u.column("sharding") >= 1, u.data_parallel, 1)
     experts = np.where(u.column("sharding") >= 1, u.expert_data_parallel, 1)
-    return 4.0 * (learns.dense / degree + learns.experts / experts)
+    return 4.0 * (trained.dense / degree + trained.experts / experts)

@@ -28,12 +28,12 @@ class MemoryUnits:
     c: Columns
 
     def column(self, name: str) -> Column:
-        """Return a column that is the same on all ranks; its last axis has length 1."""
+        """Return a column that does not depend on the rank, with a last axis of length 1."""
         return getattr(self.c, name)[..., :1]
 
     @cached_property
     def tp(self) -> Column:
-        """Tensor-parallel size, integers."""
+        """Tensor-parallel size of each layout."""
         return self.column("tp")
 
     @cached_property
@@ -63,12 +63,12 @@ class MemoryUnits:
 
     @property
     def unfused(self) -> bool:
-        """Whether the attention scores are stored for the backward pass, as always in Megatron's local layers."""
+        """Whether attention stores its scores for the backward pass; Megatron's local layers always do."""
         return self.job.keeps_scores
 
     @cached_property
     def mcore(self) -> float:
-        """Version of Megatron-Core, if the release of the run names it; else the default."""
+        """Version of Megatron-Core such as 0.12, from the release of the run if it names one."""
         match = re.match(r"mcore (\d+\.\d+)", self.job.options.release)
         return float(match[1]) if match else DEFAULT_MCORE
 
@@ -78,27 +78,27 @@ class MemoryUnits:
         return self.job.precision.startswith(("fp8", "mxfp8", "nvfp4"))
 
     @cached_property
-    def wide(self) -> int:
+    def act_bytes(self) -> int:
         """Bytes per element of an activation: 4 in fp32 and tf32, else 2."""
-        whole = self.job.precision in ("fp32", "tf32") or (self.is_fp8 and self.job.options.unquantised == "fp32")
-        return 4 if whole else 2
+        is_fp32 = self.job.precision in ("fp32", "tf32") or (self.is_fp8 and self.job.options.unquantised == "fp32")
+        return 4 if is_fp32 else 2
 
     @cached_property
-    def narrow(self) -> float:
-        """Bytes per element of a GEMM input kept for the backward pass: quantized in FP8, including block scales."""
+    def gemm_input_bytes(self) -> float:
+        """Bytes per element of a GEMM input kept for the backward pass: in FP8 quantized, with its block scales."""
         kept = {"mxfp8": 1 + 1 / 32, "fp8bw": 1 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
-        return kept.get(self.job.precision, 1.0 if self.is_fp8 else float(self.wide))
+        return kept.get(self.job.precision, 1.0 if self.is_fp8 else float(self.act_bytes))
 
-    def input_of(self, target: str) -> float:
-        """Return the bytes per element of a GEMM input that is kept for the weight gradient.
+    def saved_input_bytes(self, target: str) -> float:
+        """Return the bytes per element that the linear layer `target` keeps of its input for the weight gradient.
 
-        With LoRA, weights are frozen: only adapters (`lora_targets`) keep their input, never in FP8 (NeMo's adapters
-        are not Transformer Engine layers), and with a mask if there is dropout.
+        With LoRA, weights are frozen, and only adapters (`lora_targets`) keep their input: not in FP8, because NeMo's
+        adapters are not Transformer Engine layers, and with a mask if there is dropout.
         """
         o = self.job.options
         if self.job.task != "lora":
-            return self.narrow
-        return self.wide + (o.lora_dropout > 0) if target in o.lora_targets else 0.0
+            return self.gemm_input_bytes
+        return self.act_bytes + (o.lora_dropout > 0) if target in o.lora_targets else 0.0
 
     @cached_property
     def fp8_copies(self) -> int:
@@ -116,8 +116,8 @@ class MemoryUnits:
 
         Soft capping also keeps the output of tanh.
         """
-        dropped = 1 + self.wide if self.job.options.attention_dropout else 0
-        return self.wide + dropped + self.wide * self.job.model.soft_capped
+        dropped = 1 + self.act_bytes if self.job.options.attention_dropout else 0
+        return self.act_bytes + dropped + self.act_bytes * self.job.model.soft_capped
 
     @cached_property
     def score_gradients(self) -> int:
@@ -126,8 +126,8 @@ class MemoryUnits:
         The backward pass of soft capping has several steps, each of which creates a new gradient; the buffer for
         Megatron's GEMM is never freed (utils.py, GlobalMemoryBuffer).
         """
-        capped = 2 * self.wide * self.job.model.soft_capped
-        return self.wide * (1 + (self.job.options.attention_dropout > 0)) + capped
+        capped = 2 * self.act_bytes * self.job.model.soft_capped
+        return self.act_bytes * (1 + (self.job.options.attention_dropout > 0)) + capped
 
     def recomputes(self, module: str) -> Flags:
         """Return whether selective recomputation includes a module of `layout.MODULES`, one entry per layout."""

@@ -1,4 +1,4 @@
-"""Model shapes: exact parameter counts per rank, FLOPs per token, KV cache. Pure arithmetic, fast to import.
+"""Model shapes: exact parameter counts per rank, FLOPs per token. Pure arithmetic, fast to import.
 
 >>> from superpod.planner import models
 >>> model = models.find("llama3_8b")

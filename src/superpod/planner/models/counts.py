@@ -1,4 +1,4 @@
-"""Exact parameter counts of one rank, compared with Megatron in tests/planner/models/test_models_megatron.py.
+"""Count the parameters of one rank exactly, as compared with Megatron in tests/planner/models/test_models_megatron.py.
 
 Every `*_block` function counts one block on one rank. It uses plain arithmetic with `//`, so tp, ep and etp may also be
 numpy arrays. Source: megatron-core 0.15.3 with Transformer Engine layers; each docstring names the module. Norms,
@@ -25,7 +25,7 @@ Degree: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters by category. Only `experts` are sharded by EP, and reduced over the expert data-parallel group."""
+    """Number of parameters by category. Only `experts` are sharded by EP and reduced over the expert DP group."""
 
     embedding: int = 0
     """Word embeddings and learned positions."""
@@ -40,7 +40,7 @@ class Parameters:
     router: int = 0
     norms: int = 0
     head: int = 0
-    """The output matrix, or the copy of the embedding if tied."""
+    """The output layer, or the copy of the embedding if tied."""
     mtp: int = 0
     """Input projections of multi-token-prediction layers; their blocks are counted in the other categories."""
 
@@ -57,7 +57,7 @@ class Parameters:
 
     @property
     def dense(self) -> int:
-        """All except routed experts: those sharded over the dense data-parallel group."""
+        """Sum over all categories except routed experts: those that the dense DP group shards."""
         return self.total - self.experts
 
 
@@ -65,28 +65,8 @@ def stage_parameters(m: ModelShape, split: Split, stage: int) -> list[Parameters
     """Return the parameters of each model chunk on one rank of a pipeline stage.
 
     Raises:
-        UserError: the sizes of the model are not divisible by the split.
+        UserError: the split does not divide a size of the model.
     """
-    for problem, hint in problems(m, split):
-        raise UserError(f"{m.name}: {problem}", hint)
-    chunks = []
-    for virtual, layers in enumerate(split.stage_layers(m.layers, stage)):
-        first = stage == 0 and virtual == 0
-        last = stage == split.pp - 1 and virtual == split.vp - 1
-        chunks.append(sum(_layers(m, split, layers), ends(m, split, first, last)))
-    return chunks
-
-
-def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
-    """Return the parameters of the blocks in these layers, per kind, and for MLPs per width (0 = no MLP)."""
-    kinds = Counter(block for i in layers for block in m.blocks[i] if block != "mlp")
-    widths = Counter(m.widths[i] for i in layers if m.widths[i])
-    block_counts = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
-    return block_counts + [_mlp(m, width, split.tp) * n for width, n in widths.items()]
-
-
-def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
-    """Return (message, hint) for each size of the model that is not divisible by the split."""
     inputs = rules.ModelInputs(
         tp=split.tp,
         pp=split.pp,
@@ -97,11 +77,29 @@ def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
         uneven=not split.is_plain,
         model=m,
     )
-    return [(broken.message, broken.fix) for broken in rules.check(rules.MODEL, inputs)]
+    for violation in rules.check(rules.MODEL, inputs):
+        raise UserError(f"{m.name}: {violation.message}", violation.fix)
+    chunks = []
+    for virtual, layers in enumerate(split.stage_layers(m.layers, stage)):
+        first = stage == 0 and virtual == 0
+        last = stage == split.pp - 1 and virtual == split.vp - 1
+        chunks.append(sum(_layer_parameters(m, split, layers), ends(m, split, first, last)))
+    return chunks
+
+
+def _layer_parameters(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
+    """Return the parameters of `layers` on one rank, one item per kind of block and per width of dense MLPs."""
+    kinds = Counter(block for i in layers for block in m.blocks[i] if block != "mlp")
+    widths = Counter(m.widths[i] for i in layers if m.widths[i])
+    block_counts = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
+    return block_counts + [mlp_block(m, split.tp, ffn=width) * n for width, n in widths.items()]
 
 
 def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
-    """Return the parameters of embedding, head, final norm and multi-token prediction in a chunk (gpt_model.py)."""
+    """Return the parameters outside the layers on one rank of a chunk: embedding, head, final norm, MTP (gpt_model.py).
+
+    `first` and `last`: whether the chunk is the first or the last of the model.
+    """
     matrix = m.padded_vocab(split.tp) * m.hidden // split.tp
     embedding = matrix + m.positions * m.hidden
     total = Parameters()
@@ -114,14 +112,14 @@ def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
 
 
 def mtp_layer(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """Count MultiTokenPredictionLayer: norms of both inputs, their projection, a layer, a final norm."""
+    """Count the parameters of MultiTokenPredictionLayer: norms of both inputs, projection, a layer, a final norm."""
     projection = Parameters(mtp=2 * m.hidden * m.hidden // tp, norms=3 * _norm(m, m.hidden))
     layer = (block_parameters(m, block, tp, ep, etp) for block in m.mtp_blocks)
     return sum(layer, projection)
 
 
 def block_parameters(m: ModelShape, block: str, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """Count one block on one rank: `attention`, `mla`, `mamba`, `delta`, `mlp` or `moe`."""
+    """Count the parameters on one rank of a block: `attention`, `mla`, `mamba`, `delta`, `mlp` or `moe`."""
     return _BLOCKS[block](m, tp, ep, etp)
 
 
@@ -139,23 +137,21 @@ def attention_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree =
 def mla_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """Count MLASelfAttention: low-rank or direct queries, low-rank keys and values with a shared rotary key."""
     qk = m.qk_nope_dim + m.qk_rope_dim
-    queries = m.hidden * m.q_lora + m.q_lora * m.heads * qk // tp if m.q_lora else m.hidden * m.heads * qk // tp
+    queries = m.hidden * m.heads * qk // tp
+    if m.q_lora:
+        queries = m.hidden * m.q_lora + m.q_lora * m.heads * qk // tp
     keys = m.hidden * (m.kv_lora + m.qk_rope_dim) + m.kv_lora * m.heads * (m.qk_nope_dim + m.v_dim) // tp
     indexer = m.indexer_heads * (m.q_lora * m.indexer_dim + m.hidden) + m.hidden * m.indexer_dim
     norms = _norm(m, m.hidden) + _norm(m, m.kv_lora) + _norm(m, m.q_lora) + 2 * m.indexer_dim
-    return Parameters(
-        attention=queries + keys + m.heads * m.v_dim * m.hidden // tp + (indexer if m.indexer_heads else 0), norms=norms
-    )
+    output = m.heads * m.v_dim * m.hidden // tp
+    return Parameters(attention=queries + keys + output + (indexer if m.indexer_heads else 0), norms=norms)
 
 
-def mlp_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """Count an MLP with the norm before it, and after it in Gemma 2 and 3."""
-    return _mlp(m, m.ffn, tp)
-
-
-def _mlp(m: ModelShape, ffn: int, tp: Degree) -> Parameters:
+def mlp_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1, ffn: int | None = None) -> Parameters:
+    """Count MLP of width `ffn` with the norm before it, and with post-norms (Gemma 2 and 3) the norm after it."""
     norms = _norm(m, m.hidden) * ((2 if m.post_norms else 1) - m.one_norm)
-    return Parameters(mlp=_feed_forward(m, m.hidden, ffn, tp, m.bias or m.mlp_bias), norms=norms)
+    width = m.ffn if ffn is None else ffn
+    return Parameters(mlp=_feed_forward(m, m.hidden, width, tp, m.bias or m.mlp_bias), norms=norms)
 
 
 def moe_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
@@ -184,7 +180,7 @@ def delta_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) 
 
 
 def elementwise(m: ModelShape, block: str, tp: Degree = 1) -> Degree:
-    """Count the parameters of a recurrent mixer that are not in GEMMs: convolution, decay, norm."""
+    """Count the parameters of a `mamba` or `delta` mixer outside GEMMs: convolution, decay, norm; 0 for other kinds."""
     if block == "mamba":
         inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
         return (m.conv + 1) * ((inner + states) // tp) + 3 * (m.mamba_heads // tp) + inner // tp
@@ -205,11 +201,11 @@ _BLOCKS = {
 
 
 def _norm(m: ModelShape, size: int) -> int:
-    """Count a norm: RMSNorm has a weight, LayerNorm a weight and a bias."""
+    """Count the parameters of a norm over `size` elements: RMSNorm has a weight, LayerNorm a weight and a bias."""
     return size if m.norm == "rms" else 2 * size
 
 
 def _feed_forward(m: ModelShape, hidden: int, ffn: int, tp: Degree, bias: bool) -> Degree:
-    """Count two matrices (three if gated) and their biases; the second bias is replicated on every rank."""
+    """Count the parameters of an MLP on one rank: up and down projection (and gate), biases if `bias`."""
     up = 2 * ffn if m.gated else ffn
     return hidden * up // tp + ffn * hidden // tp + bias * (up // tp + hidden)

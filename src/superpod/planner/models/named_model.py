@@ -1,4 +1,4 @@
-"""Find a model by name, path of a config.json, or shape, for the command line and for tables."""
+"""Find the model that a command line or a table specifies: by name, config.json or shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superpod.planner.models import ModelShape
 
 
 def find(text: str) -> ModelShape:
-    """Return the model for a name, the path of a config.json, or a shape: `layers=32,hidden=4096,heads=32,vocab=32000`.
+    """Return the model for a name, a path to a config.json, or a shape: `layers=32,hidden=4096,heads=32,vocab=32000`.
 
     Raises:
         UserError: there is no such model, the file cannot be read, or the shape is inconsistent.
@@ -28,10 +28,10 @@ def find(text: str) -> ModelShape:
         raise UserError("a model must be a name, a path or a shape of at most 4,000 characters")
     if text.lstrip().startswith("{"):
         raise UserError("the model is JSON text, not a file", "write it to config.json, and pass the path")
-    if "=" in text and not _is(Path.exists, text):
+    if "=" in text and not _test_path(Path.exists, text):
         shape: dict[str, Any] = {**option_syntax.parse_pairs(text, "the shape")}
         return models.ModelShape.from_shape(**shape)
-    is_folder = _is(Path.is_dir, text)
+    is_folder = _test_path(Path.is_dir, text)
     if is_folder and not Path(text, "config.json").exists():
         raise UserError(f"the folder {text} has no config.json", "pass the folder of a Hugging Face model, or the file")
     if text.endswith(".json") or is_folder:
@@ -39,8 +39,8 @@ def find(text: str) -> ModelShape:
     return models.find(text)
 
 
-def _is(test: Callable[[Path], bool], text: str) -> bool:
-    """Return whether the text is a path that passes the test."""
+def _test_path(test: Callable[[Path], bool], text: str) -> bool:
+    """Return whether `test` (such as `Path.exists`) is true for a text; False if it cannot be a path."""
     try:
         return test(Path(text))
     except (OSError, ValueError):  # too long for a file name, or contains NUL

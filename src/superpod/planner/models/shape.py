@@ -152,7 +152,7 @@ class ModelShape:
         for f in fields(self):
             value = getattr(self, f.name)
             if type(value) is not type(_KINDS[f.name]):
-                raise UserError(f"{self.name}: {f.name} must be {_kind(_KINDS[f.name])}, not {value!r}")
+                raise UserError(f"{self.name}: {f.name} must be {_describe_type(_KINDS[f.name])}, not {value!r}")
             maximum = MAX_LAYERS if f.name == "layers" else MAX_SIZE
             if isinstance(value, int) and not 0 <= value <= maximum:
                 raise UserError(f"{self.name}: {f.name} must be between 0 and {maximum:,}, not {value}")
@@ -161,7 +161,7 @@ class ModelShape:
 
     @classmethod
     def from_mapping(cls, name: str, values: dict[str, Any], where: str) -> ModelShape:
-        """Create a shape from a TOML table; `where` (file and table) is a prefix of error messages.
+        """Create a shape from a TOML table; error messages begin with `where` (file and table).
 
         Raises:
             UserError: a key is unknown or missing, a value has the wrong type, or the shape is inconsistent.
@@ -181,19 +181,19 @@ class ModelShape:
 
     @classmethod
     def from_shape(cls, *, name: str = "custom", style: str = "llama", **shape: Any) -> ModelShape:
-        """Create a shape from fields of this class, which take precedence over those of the style (`llama` or `gpt`).
+        """Create a shape from the defaults of a style (`llama` or `gpt`) and fields of this class, which override them.
 
-        The default of `ffn` in the style `gpt` is 4 x hidden.
+        In the style `gpt`, `ffn` is 4 x hidden by default.
 
         Raises:
-            UserError: as `from_mapping`.
+            UserError: a field is unknown, missing or invalid, or the shape is inconsistent.
         """
         if style == "gpt" and isinstance(shape.get("hidden"), int):
             shape.setdefault("ffn", 4 * shape["hidden"])
         return cls.from_mapping(name, {"style": style, **shape}, name)
 
     def replace(self, **changes: Any) -> ModelShape:
-        """Return a copy with some fields changed; a change of `layers` also truncates the pattern or runs."""
+        """Return a copy with some fields changed; reducing `layers` also truncates `pattern` or `runs`."""
         if self.pattern and "layers" in changes and "pattern" not in changes:
             changes["pattern"] = self.pattern[: changes["layers"]]
         if self.runs and "layers" in changes and "runs" not in changes:
@@ -239,7 +239,7 @@ class ModelShape:
         return tuple(layer for run in runs if run for layer in int(run[1]) * [(not run[3], int(run[2]))])
 
     def count_blocks(self, layers: Iterable[int]) -> Mapping[str, float]:
-        """Return kind -> number of blocks in these layers; MLPs of different widths count in units of `ffn`."""
+        """Return the number of blocks of each kind in `layers`; with `runs`, MLPs count as width / ffn."""
         layers = list(layers)
         block_counts = Counter(block for i in layers for block in self.blocks[i])
         return {**block_counts, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else block_counts
@@ -258,16 +258,18 @@ class ModelShape:
         return frozenset(block for blocks in layers for block in blocks)
 
     def _mixer(self, layer: int) -> str:
+        """Return the kind of a layer's mixer."""
         if self.delta_every and (layer + 1) % self.delta_every:
             return "delta"
         return "mla" if self.kv_lora else "attention"
 
     def _feed_forward(self, layer: int) -> str:
+        """Return `moe` or `mlp`, the kind of a layer's feed-forward block."""
         routed = self.experts and layer >= self.dense_first and layer % self.moe_every == self.moe_every - 1
         return "moe" if routed else "mlp"
 
     def sees_all(self, layer: int) -> bool:
-        """Return whether an attention layer attends to the whole sequence instead of a window."""
+        """Return whether an attention layer attends to the entire sequence instead of a window."""
         return not self.window or bool(self.global_every and (layer + 1) % self.global_every == 0)
 
     @overload
@@ -275,7 +277,7 @@ class ModelShape:
     @overload
     def padded_vocab(self, tp: Column) -> Column: ...
     def padded_vocab(self, tp: Integer = 1) -> Integer:
-        """Return the rows of the embedding: vocab, rounded up to a multiple of vocab_divisible_by x tp.
+        """Return the number of rows of the embedding: vocab rounded up to a multiple of vocab_divisible_by x tp.
 
         Source: nemo.lightning.base.
         """
@@ -283,75 +285,71 @@ class ModelShape:
         return -(-self.vocab // multiple) * multiple
 
     def parameters(self, split: Split | None = None, stage: int = 0) -> Parameters:
-        """Return the parameters on one rank of a pipeline stage per category, summed over its model chunks.
+        """Return the number of parameters per category on one rank of a pipeline stage, summed over its model chunks.
+
+        Without a split, of the complete model.
 
         Raises:
-            UserError: the sizes of the model are not divisible by the split.
+            UserError: the split does not divide a size of the model.
         """
         return sum(self.chunk_parameters(split, stage), Parameters())
 
     def chunk_parameters(self, split: Split | None = None, stage: int = 0) -> list[Parameters]:
-        """Return the result of `parameters` for each model chunk of the stage, in order."""
+        """Return the number of parameters per category of each model chunk on one rank of a pipeline stage."""
         return counts.stage_parameters(self, split or Split(), stage)
 
     def total_parameters(self) -> int:
-        """Return the number of parameters of the whole model with unpadded vocabulary, as on a model card."""
+        """Return the number of parameters of the model with unpadded vocabulary, as on a model card."""
         return self.replace(vocab_divisible_by=1).parameters().total
 
     def active_parameters(self) -> int:
-        """Return the number of parameters that are used per token, with topk of the routed experts."""
+        """Return the number of parameters that a token uses: of the routed experts, only topk."""
         unpadded = self.replace(vocab_divisible_by=1).parameters()
         return unpadded.total - unpadded.experts + (unpadded.experts * self.topk // self.experts if self.experts else 0)
 
     def flops_per_token(self, seq: int, *, causal: bool) -> float:
-        """Return the model FLOPs per token of a training step, without recomputation (see `work.flops_per_token`)."""
+        """Return the model FLOPs per token of a training step; see `work.flops_per_token`."""
         return work.flops_per_token(self, seq, causal=causal)
-
-    def kv_bytes_per_token(self, dtype: str = "bf16") -> float:
-        """Return the bytes of KV cache per token, while no window is full: 2 x layers x groups x head_dim x bytes.
-
-        Raises:
-            UserError: the dtype is not one of bf16, fp16, fp8, fp32, int8.
-        """
-        return work.kv_bytes_per_token(self, dtype)
-
-    def kv_cache_bytes(self, seq: int, dtype: str = "bf16") -> float:
-        """Return the cache size per sequence in bytes, limited by windows, with the states of recurrent layers."""
-        return work.kv_cache_bytes(self, seq, dtype)
 
 
 TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "runs", "refuses")
 _KINDS: dict[str, Any] = {f.name: "" if f.name in TEXTS else f.default for f in fields(ModelShape)} | dict.fromkeys(
     ("layers", "hidden", "heads", "vocab"), 0
 )
-"""Field -> a value of its type."""
+"""Field -> an example value of its type."""
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
+    """Return the type of a value, for messages."""
     return {bool: "true or false", int: "an integer", str: "a string"}[type(value)]
 
 
 def _problems(m: ModelShape) -> list[tuple[str, str]]:
     """Return the inconsistencies in a shape, as (message, fix)."""
     positive = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
-    problems = [(f"{key} is 0", "it must be at least 1") for key in positive if not getattr(m, key)]
+    problems = [
+        (f"{key} is 0, but must be at least 1", f"set {key} to at least 1") for key in positive if not getattr(m, key)
+    ]
     if problems:
         return problems
     if m.norm not in ("rms", "layer"):
-        problems.append((f"norm is {m.norm!r}", "it must be rms or layer"))
+        problems.append((f"norm must be rms or layer, not {m.norm!r}", "set norm rms or layer"))
     if not m.head_dim and m.hidden % m.heads:
-        problems.append((f"hidden {m.hidden} must be divisible by heads {m.heads}", "or set head_dim"))
+        problems.append(
+            (f"hidden {m.hidden} must be divisible by heads {m.heads}", "set head_dim, or change hidden or heads")
+        )
     if m.heads % m.groups:
         problems.append((f"heads {m.heads} must be divisible by kv_heads {m.kv_heads}", "change kv_heads"))
     unknown = sorted(set(m.refuses.split()) - set(REFUSABLE_DEGREES))
     if unknown:
-        problems.append((f"refuses contains {unknown[0]!r}", f"it may contain {', '.join(REFUSABLE_DEGREES)}"))
+        problems.append((f"refuses contains {unknown[0]!r}", f"valid degrees: {', '.join(REFUSABLE_DEGREES)}"))
     if m.topk > m.experts:
         problems.append((f"topk {m.topk} exceeds experts {m.experts}", "reduce topk"))
     return problems or _pattern_problems(m) or _runs_problems(m) or _missing_keys(m)
 
 
 def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:
+    """Return the inconsistencies in `pattern` and `mtp_pattern`, as (message, fix)."""
     unknown = sorted(set(m.pattern + m.mtp_pattern) - set(LETTERS))
     if unknown:
         return [(f"the pattern contains {''.join(unknown)!r}", f"valid letters: {' '.join(LETTERS)}")]
@@ -361,6 +359,7 @@ def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:
 
 
 def _runs_problems(m: ModelShape) -> list[tuple[str, str]]:
+    """Return the inconsistencies in `runs`, as (message, fix)."""
     for run in m.runs.split():
         if not RUN.fullmatch(run):
             return [(f"runs contains {run!r}", "use layers x MLP width: 5x28672, or 5x28672- without attention")]
@@ -369,11 +368,13 @@ def _runs_problems(m: ModelShape) -> list[tuple[str, str]]:
     if len(m.widths) != m.layers:
         return [(f"the runs have {len(m.widths)} layers, but layers is {m.layers}", "the runs must add up to layers")]
     if m.pattern or m.experts or m.kv_lora or m.delta_every:
-        return [("runs cannot be combined with pattern, experts, kv_lora or delta_every", "set only runs, or omit it")]
+        return [
+            ("runs cannot be combined with pattern, experts, kv_lora or delta_every", "set only runs, or omit runs")
+        ]
     return []
 
 
-NEEDS = {
+REQUIRED_FIELDS = {
     "mlp": ("ffn",),
     "moe": ("experts", "topk", "expert_ffn"),
     "mla": ("kv_lora", "qk_nope_dim", "v_dim"),
@@ -381,11 +382,12 @@ NEEDS = {
     "delta": ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim"),
     "attention": (),
 }
-"""Kind of block -> required fields."""
+"""Kind of block -> fields that must not be 0."""
 
 
 def _missing_keys(m: ModelShape) -> list[tuple[str, str]]:
+    """Return (message, fix) for each field that a block of the model requires and that is 0."""
     kinds = {block for blocks in m.blocks for block in blocks}
-    required_fields = [(kind, key) for kind in sorted(kinds) for key in NEEDS[kind]]
+    required_fields = [(kind, key) for kind in sorted(kinds) for key in REQUIRED_FIELDS[kind]]
     required_fields += [("indexer", key) for key in ("indexer_dim", "q_lora", "kv_lora") if m.indexer_heads]
     return [(f"{key} is missing", f"{kind} layers require it") for kind, key in required_fields if not getattr(m, key)]

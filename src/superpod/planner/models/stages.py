@@ -16,10 +16,10 @@ from superpod.errors import UserError
 
 
 def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-    """Return whether the layers can be partitioned evenly, and if so, the layers of the first, middle and last chunk.
+    """Partition layers evenly: return (whether that is possible, layers of the (first, middle, last) chunk).
 
-    Arguments are integers or numpy arrays; `embedding` and `loss` (0 or 1) count as layers. The result is the same as
-    for a `Split` without uneven stages and explicit chunks.
+    Arguments are integers or numpy arrays; `embedding` and `loss` are 1 if they count as layers, else 0. The result is
+    that of a `Split` without uneven stages and explicit chunks.
     """
     total, chunks = layers + embedding + loss, pp * vp
     per_chunk, one = total // chunks, chunks == 1
@@ -29,7 +29,7 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
 
 
 def near_even_chunks(layers: int, count: int) -> tuple[int, ...]:
-    """Partition layers into `count` chunks that differ by at most one; the first and last chunk have fewer."""
+    """Return the layers of `count` chunks that differ by at most one layer; the first and last chunk have fewer."""
     base, rest = divmod(layers, count)
     order = [*range(1, count - 1), 0, count - 1]  # extra layers go to the middle first
     extra = set(order[:rest])
@@ -37,21 +37,21 @@ def near_even_chunks(layers: int, count: int) -> tuple[int, ...]:
 
 
 ENDS = ((False, False), (True, True), (False, True), (True, False))
-"""Whether the embedding and the loss count as layers, in order of preference: neither or both keep stages even."""
+"""Whether (the embedding, the loss) counts as a layer, in order of preference: neither or both keep stages even."""
 
 
 def divides_with_ends(layers: int, pp: int) -> bool:
-    """Return whether the layers are divisible by pp, if embedding, loss or both may count as layers."""
+    """Return whether pp divides the layers, with the embedding, the loss, both or neither counted as a layer."""
     return any((layers + sum(ends)) % pp == 0 for ends in ENDS)
 
 
 def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = False) -> tuple[Mapping[str, Any], str]:
-    """Return the default partition of layers into stages: fields of `Layout`, and a note if they are not divisible.
+    """Return the default partition of layers into pp x vp chunks: (fields of `Layout`, note or "").
 
-    The embedding and the loss count as layers if that makes the chunks equal. If no such count is divisible by pp, the
-    chunks differ by one layer, and the first and last chunk have fewer. {} = even, or impossible: `Split.chunk_layers`
-    rejects layers that are divisible by pp, but not by pp x vp; for runs that `has_trained`, such chunks also differ by
-    one layer.
+    The embedding and the loss count as layers if that makes the chunks equal. If pp divides no such count, the chunks
+    differ by one layer, and the first and last chunk have fewer. If pp divides it but pp x vp does not, the result is
+    {}, which `Split.chunk_layers` rejects; for a run that `has_trained`, the chunks differ by one layer instead. An
+    even partition is {} as well.
     """
     count = pp * vp
     if count > layers + 2:
@@ -67,7 +67,7 @@ def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = Fals
 
 
 def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
-    """Return the layers of each stage in nanotron (src/nanotron/models/base.py), which balances parameters.
+    """Return the layers of each stage as nanotron partitions them, by parameters (src/nanotron/models/base.py).
 
     `head` is the cost of the output layer, in layers. The last stages may have no layers.
     """
@@ -79,12 +79,12 @@ def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
 
 
 def chunks_before_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
-    """Balance the layers of pp x vp chunks if the last chunk also has the output layer.
+    """Return the layers of pp x vp chunks of equal compute time, where the last chunk also has the output layer.
 
     `head` is the additional compute time of the last chunk, in layers: output layer, loss, multi-token prediction. The
-    largest number of layers per chunk is minimized. Surplus layers are removed from the first rank first, because it
-    keeps the most activations; at least one rank remains full. pp is at least 2. The result is () if there is
-    no such partition, because the head takes longer than a chunk with vp > 1.
+    largest number of layers per chunk is minimized. The first rank, which keeps the most activations, has fewer layers
+    first; at least one rank has the largest number. pp must be at least 2. () = no such partition exists, because the
+    head takes longer than a chunk with vp > 1.
     """
     count = pp * vp
     largest = next(c for c in range(1, layers + 1) if c * (count - 1) + max(0, _layers_next_to_head(c, head)) >= layers)
@@ -104,9 +104,9 @@ def chunks_before_head(layers: int, pp: int, vp: int, head: float) -> tuple[int,
 
 
 def _layers_next_to_head(layers: int, head: float) -> int:
-    """Return how many layers a chunk with the output layer can have within the time of `layers` layers.
+    """Return how many layers plus the output layer (as long as `head` layers) take no longer than `layers` layers.
 
-    The result is negative if the output layer alone takes longer.
+    Negative if the output layer alone takes longer.
     """
     return math.floor(layers - head + 1e-9)
 
@@ -155,7 +155,7 @@ class Split:
 
     @classmethod
     def from_layout(cls, layout: Any) -> Split:
-        """Create the split for an object with the attributes of `Layout`; missing attributes have defaults."""
+        """Create the split of a `Layout`, or of an object with at least its attributes tp, pp, vp, ep and etp."""
         return cls(
             tp=layout.tp,
             pp=layout.pp,
@@ -175,28 +175,29 @@ class Split:
         return self.tp if self.etp is None else self.etp
 
     def chunk_layers(self, layers: int) -> list[range]:
-        """Return the layers of each chunk in the order of the model: index v x pp + r is chunk v on rank r.
+        """Return the range of layers of each chunk, in the order of the model: index v x pp + r is chunk v on rank r.
 
         Raises:
-            UserError: the layers cannot be partitioned in this way.
+            UserError: the layers are not divisible by the split.
         """
-        counts = self._counts(layers)
+        counts = self._chunk_sizes(layers)
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
     def stage_layers(self, layers: int, stage: int) -> list[range]:
-        """Return the layers of each chunk on one pipeline rank."""
+        """Return the range of layers of each chunk on one pipeline rank. Raises UserError if there is no such stage."""
         if not 0 <= stage < self.pp:
             raise UserError(f"there is no pipeline stage {stage}: pp {self.pp} has stages 0 to {self.pp - 1}")
         return self.chunk_layers(layers)[stage :: self.pp]
 
-    def _counts(self, layers: int) -> list[int]:
+    def _chunk_sizes(self, layers: int) -> list[int]:
+        """Return the number of layers of each chunk, in the order of the model."""
         if self.chunks is not None:
             if len(self.chunks) != self.pp * self.vp or sum(self.chunks) != layers or min(self.chunks) < 0:
                 raise UserError(
-                    f"the chunks {self.chunks} must be pp {self.pp} x vp {self.vp} = {self.pp * self.vp} counts "
+                    f"the chunks {self.chunks} must be pp {self.pp} x vp {self.vp} = {self.pp * self.vp} numbers "
                     f"that add up to {layers} layers",
-                    "correct the counts, or omit chunks",
+                    "correct the numbers, or omit chunks",
                 )
             return list(self.chunks)
         per_rank = self._per_rank(layers)
@@ -214,7 +215,7 @@ class Split:
         return counts
 
     def _per_rank(self, layers: int) -> list[int]:
-        """Return the layers of each pipeline rank, including the embedding and the loss if they count as layers."""
+        """Return the layers of each pipeline rank, with the embedding and the loss if they count as layers."""
         if self.pp > layers + 2:
             raise UserError(f"pp {self.pp} exceeds the {layers} layers", f"set pp to at most {layers}")
         ends = ((0, self.first_layers), (self.pp - 1, self.last_layers))
@@ -222,34 +223,27 @@ class Split:
         remaining_layers = layers + self.embedding_as_layer + self.loss_as_layer - sum(given_layers.values())
         ranks = self.pp - len(given_layers)
         if remaining_layers < 0 or (remaining_layers % ranks if ranks else remaining_layers):
-            raise UserError(
-                self._rule(layers, remaining_layers, ranks, bool(given_layers)), self._next(layers, bool(given_layers))
-            )
+            if given_layers:
+                raise UserError(
+                    f"{layers} layers with first_layers {self.first_layers} and last_layers {self.last_layers} leave "
+                    f"{remaining_layers} layers for {ranks} stages",
+                    "the remaining layers must be divisible by the remaining stages",
+                )
+            raise self._indivisible_error(layers, remaining_layers)
         return [given_layers.get(rank, remaining_layers // max(1, ranks)) for rank in range(self.pp)]
 
-    def _rule(self, layers: int, left: int, ranks: int, given: bool) -> str:
-        if given:
-            return (
-                f"{layers} layers with first_layers {self.first_layers} and last_layers {self.last_layers} leave "
-                f"{left} layers for {ranks} stages"
-            )
-        total = f"{layers} layers"
-        if self.embedding_as_layer:
-            total += " + the embedding"
-        if self.loss_as_layer:
-            total += " + the loss"
-        return f"{total} = {left} must be divisible by pp {self.pp}"
-
-    def _next(self, layers: int, given: bool) -> str:
-        if given:
-            return "the remaining layers must be divisible by the remaining stages"
-        total = layers + self.embedding_as_layer + self.loss_as_layer
+    def _indivisible_error(self, layers: int, total: int) -> UserError:
+        """Return the error for layers whose total, with the embedding and the loss, is not divisible by pp."""
+        terms = f"{layers} layers{' + the embedding' * self.embedding_as_layer}{' + the loss' * self.loss_as_layer}"
         nearest_pp = sorted((p for p in range(1, total + 1) if total % p == 0), key=lambda p: abs(p - self.pp))[:2]
-        return f"nearest: pp {' or '.join(map(str, sorted(nearest_pp)))}; or set first_layers and last_layers"
+        return UserError(
+            f"{terms} = {total} must be divisible by pp {self.pp}",
+            f"nearest: pp {' or '.join(map(str, sorted(nearest_pp)))}; or set first_layers and last_layers",
+        )
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether all stages have the same number of layers."""
+        """Whether layers are partitioned evenly, without counting the embedding or the loss."""
         return not (self.embedding_as_layer or self.loss_as_layer or self.chunks) and (
             self.first_layers is None and self.last_layers is None
         )

@@ -18,17 +18,17 @@ FOLDER = Path(__file__).parent.parent / "data" / "models"
 
 
 MAX_SUGGESTIONS = 5
-"""Maximum number of names that are suggested for a part of a name."""
+"""Maximum number of suggested names that contain the given name."""
 
 NOT_MODELS = ("aliases", "unsupported")
 """Tables in the built-in files that are not models: aliases, and reasons why published models are not supported."""
 
 
 def find(name: str) -> ModelShape:
-    """Find a model by name.
+    """Return the shape of a model by its name or alias.
 
     Raises:
-        UserError: there is no such model (the hint has the closest names), or it is not supported.
+        UserError: there is no such model (the hint has similar names), or it is not supported.
     """
     given, name = str(name), str(name).strip().lower().replace("-", "_")
     name = _read_special_table("aliases").get(name, name)
@@ -39,11 +39,11 @@ def find(name: str) -> ModelShape:
     if name not in _tables():
         _refuse_file(given)
         known_names = [*names(), *aliases()]
-        holding = [one for one in known_names if len(name) > 1 and name in one][:MAX_SUGGESTIONS]
-        suggestion = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known_names)
+        similar = [known for known in known_names if len(name) > 1 and name in known][:MAX_SUGGESTIONS]
+        suggestion = f"did you mean {' or '.join(similar)}?" if similar else did_you_mean(name, known_names)
         hint = suggestion or "pass the path of a Hugging Face config.json, or a shape: layers=32,hidden=4096,..."
         raise UserError(f"there is no model {name!r}", hint)
-    return _model(name)
+    return _create_model(name)
 
 
 def _refuse_file(name: str) -> None:
@@ -65,17 +65,17 @@ def names() -> list[str]:
 
 
 def aliases() -> dict[str, str]:
-    """Return alias -> name of the model."""
+    """Return alias -> name of its model."""
     return _read_special_table("aliases")
 
 
 def unsupported_models() -> dict[str, str]:
-    """Return name -> reason for published models that are not supported."""
+    """Return name -> reason for each published model that is not supported."""
     return _read_special_table("unsupported")
 
 
 def load(path: str | Path) -> dict[str, ModelShape]:
-    """Read the models in a user's TOML file: one table each, with fields of `ModelShape` and `style`.
+    """Return name -> shape of the models in a TOML file: one table each, with fields of `ModelShape` and `style`.
 
     Raises:
         UserError: the file cannot be read, or a key or value is invalid.
@@ -84,20 +84,21 @@ def load(path: str | Path) -> dict[str, ModelShape]:
     tables = read_toml(path)
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise UserError(f"{path}: {name} is outside a table", "write each model as a table: [my_model]")
+            raise UserError(f"{path}: {name} is outside a table", "begin each model with a header such as [my_model]")
     source = {"source": str(path)}
     return {name: ModelShape.from_mapping(name, source | table, f"{path} [{name}]") for name, table in tables.items()}
 
 
 @cache
-def _model(name: str) -> ModelShape:
+def _create_model(name: str) -> ModelShape:
+    """Create the shape of a model in `_tables`."""
     table, where = _tables()[name]
     return ModelShape.from_mapping(name, table, where)
 
 
 @cache
 def _tables() -> dict[str, tuple[dict[str, Any], str]]:
-    """Return name -> (fields, location in a file), first of built-in models, then of user collections."""
+    """Return name -> (fields, location for messages) of built-in models, then of those in user collections."""
     models = {
         name: (table, f"{file} [{name}]")
         for file, tables in _read_files()
@@ -125,7 +126,9 @@ def _read_user_models(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
         for name, table in parse_toml(text, str(path)).items():
             where = f"{path}:{find_line(text, [name])}"
             if not isinstance(table, dict):
-                raise UserError(f"{where}: {name} is outside a table", "write each model as a table: [my_model]")
+                raise UserError(
+                    f"{where}: {name} is outside a table", "begin each model with a header such as [my_model]"
+                )
             yield _validate_name(name, where), {"source": str(path)} | table, f"{where} [{name}]"
     else:
         raise UserError(
@@ -134,6 +137,7 @@ def _read_user_models(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _validate_name(name: str, where: str) -> str:
+    """Return the name of a user's model. Raises UserError if it has invalid characters."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{where}: {name!r} is not a valid model name", "use lowercase letters, digits and _")
     return name
@@ -141,9 +145,11 @@ def _validate_name(name: str, where: str) -> str:
 
 @cache
 def _read_special_table(section: str) -> dict[str, str]:
+    """Return the entries of a table in NOT_MODELS, over all built-in files."""
     return {name: text for _, tables in _read_files() for name, text in tables.get(section, {}).items()}
 
 
 @cache
 def _read_files() -> list[tuple[str, dict[str, Any]]]:
+    """Return (file name, tables) of each built-in file."""
     return [(path.name, read_toml(path)) for path in sorted(FOLDER.glob("*.toml"))]

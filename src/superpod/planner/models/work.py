@@ -1,8 +1,8 @@
-"""Model FLOPs per token, and KV cache.
+"""Model FLOPs per token.
 
-Only matrix products are counted, once forward and twice backward (factor 3), with two FLOPs per multiply-add; not
-norms, activations, rotary embeddings or recomputation. The embedding is a lookup; the output layer is a product over
-the unpadded vocabulary.
+Only GEMMs are counted, once forward and twice backward (factor 3), with two FLOPs per multiply-add; not norms,
+activations, rotary embeddings or recomputation. The embedding is a lookup; the output layer is a GEMM with the unpadded
+vocabulary.
 """
 
 from __future__ import annotations
@@ -10,35 +10,33 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from superpod.errors import UserError, did_you_mean
+from superpod.errors import UserError
 from superpod.planner.models import counts
 
 if TYPE_CHECKING:
     from superpod.planner.models.shape import ModelShape
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-"""Data type -> bytes per element."""
-
 
 def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
-    """Return the FLOPs per token of a training step.
+    """Return the model FLOPs per token of a training step.
 
     Args:
         m: the model.
         seq: sequence length in tokens.
-        causal: whether to count only the scores that a causal mask keeps, half of them. Published figures differ: NeMo
-            24.07 to 25.07 and Megatron-LM count all (Llama 3 8B at 8192: 57.9 GFLOP), Megatron-Bridge half (51.5).
+        causal: whether to count only the half of the attention scores that a causal mask keeps. Published figures
+            differ: NeMo 24.07 to 25.07 and Megatron-LM count all scores (Llama 3 8B at 8192: 57.9 GFLOP),
+            Megatron-Bridge half (51.5).
     """
     if type(seq) is not int or seq < 1:
         raise UserError(f"seq must be at least 1, not {seq!r}")
     blocks = Counter(m.count_blocks(range(m.layers))) + Counter(list(m.mtp_blocks) * m.mtp_layers)
-    products = sum(product_parameters(m, kind) * count for kind, count in blocks.items())
-    products += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers
-    return 6.0 * products + 3 * (attention_flops(m, seq, causal) + scan_flops(m))
+    gemm_parameters = sum(product_parameters(m, kind) * count for kind, count in blocks.items())
+    gemm_parameters += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers
+    return 6.0 * gemm_parameters + 3 * (attention_flops(m, seq, causal) + scan_flops(m))
 
 
 def product_parameters(m: ModelShape, block: str) -> int:
-    """Return the parameters of a block that are used in matrix products per token, with topk of the routed experts."""
+    """Return the number of parameters of a block that a token uses in GEMMs: of the routed experts, only topk."""
     model = m.replace(bias=False, qkv_bias=False, sink=False)
     p = counts.block_parameters(model, block)
     routed_parameters = p.experts * m.topk // m.experts if p.experts else 0
@@ -46,7 +44,7 @@ def product_parameters(m: ModelShape, block: str) -> int:
 
 
 def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
-    """Return the forward FLOPs per token of scores and their product with the values, over all layers."""
+    """Return the forward FLOPs per token of attention scores and their GEMM with the values, over all layers."""
     if m.kv_lora:
         width, indexer = m.heads * (m.qk_nope_dim + m.qk_rope_dim + m.v_dim), m.indexer_heads * m.indexer_dim
     else:
@@ -58,14 +56,15 @@ def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
 
 
 def span(m: ModelShape, seq: int, layer: int, causal: bool) -> float:
-    """Return the average number of keys that a token attends to in a layer; if not `causal`, including masked keys."""
+    """Return the mean number of keys that a token attends to in a layer; if not `causal`, masked keys are counted."""
     window = seq if m.sees_all(layer) else min(seq, m.window)
     window = min(window, m.indexer_topk) if m.indexer_topk else window
     if not causal:
         return window
     if window == seq or (m.chunked and not m.sees_all(layer)):
         return window / 2
-    return window - window * window / (2 * seq)  # the first `window` tokens see half of it on average, the others all
+    # The first `window` tokens attend to half the window on average, all others to the complete window.
+    return window - window * window / (2 * seq)
 
 
 def scan_flops(m: ModelShape) -> float:
@@ -78,31 +77,3 @@ def scan_flops(m: ModelShape) -> float:
     mamba = 2 * m.mamba_heads * m.mamba_head_dim * m.mamba_state
     delta = 6 * m.delta_value_heads * m.delta_key_dim * m.delta_value_dim
     return kinds.count("mamba") * mamba + kinds.count("delta") * delta
-
-
-def kv_bytes_per_token(m: ModelShape, dtype: str) -> float:
-    """Return the bytes of KV cache per token over all attention layers; MLA caches only the latent and rotary key."""
-    return _bytes(dtype) * _kv_cache_width(m) * len(_attention_layers(m))
-
-
-def kv_cache_bytes(m: ModelShape, seq: int, dtype: str) -> float:
-    """Return the cache size in bytes for a sequence of `seq` tokens; recurrent states have 4 bytes per value."""
-    tokens = sum(seq if m.sees_all(i) else min(seq, m.window) for i in _attention_layers(m))
-    kinds = [block for blocks in m.blocks for block in blocks]
-    states = kinds.count("mamba") * m.mamba_heads * m.mamba_head_dim * m.mamba_state
-    states += kinds.count("delta") * m.delta_value_heads * m.delta_key_dim * m.delta_value_dim
-    return _bytes(dtype) * _kv_cache_width(m) * tokens + 4 * states
-
-
-def _kv_cache_width(m: ModelShape) -> int:
-    return m.kv_lora + m.qk_rope_dim + m.indexer_dim if m.kv_lora else 2 * m.groups * m.channels
-
-
-def _attention_layers(m: ModelShape) -> list[int]:
-    return [i for i, blocks in enumerate(m.blocks) if blocks[0] in ("attention", "mla")]
-
-
-def _bytes(dtype: str) -> int:
-    if dtype not in BYTES:
-        raise UserError(f"there is no data type {dtype!r}", did_you_mean(dtype, list(BYTES)) or ", ".join(BYTES))
-    return BYTES[dtype]

@@ -1,4 +1,4 @@
-"""Warnings about layouts that are legal but slow or ineffective, as rules over the same inputs as `rules.py`."""
+"""Rules for warnings about layouts that are legal but slow or ineffective, in the form of `rules.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from superpod.planner.arrays import Integer
 
 REQUIRED_BLOCKS = {"moe": "moe", "shared_experts": "moe", "mlp": "mlp"}
-"""Module that selective recomputation accepts for any model -> block without which it has no effect."""
+"""Module that can be recomputed in any model -> kind of block without which this has no effect."""
 
 
-def _widths(f: JobInputs) -> dict[str, Integer]:
-    """Return the dimensions of one rank's GEMMs, in elements; sizes that are not divisible are omitted."""
+def _gemm_sizes(f: JobInputs) -> dict[str, Integer]:
+    """Return name -> size in elements of each dimension of a rank's GEMMs; indivisible sizes are omitted."""
     m = f.model
     sizes: dict[str, tuple[Integer, Integer]] = {"hidden": (m.hidden, 1), "vocab / tp": (m.padded_vocab(f.tp), f.tp)}
     sizes |= {"head_dim": (m.channels, 1)} if "attention" in m.kinds else {}
@@ -25,13 +25,14 @@ def _widths(f: JobInputs) -> dict[str, Integer]:
     return {name: size // by for name, (size, by) in sizes.items() if size and size % by == 0}
 
 
-def _multiple(f: JobInputs) -> int:
-    """Return the alignment that Tensor Cores need for full speed: 16 bytes, or 16 elements in FP8 and FP4."""
+def _required_multiple(f: JobInputs) -> int:
+    """Return the number of elements to which Tensor Cores need GEMM sizes aligned: 16 bytes, in FP8 and FP4 16."""
     return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(f.job.precision, 16)
 
 
 def _misaligned_sizes(f: JobInputs) -> dict[str, Integer]:
-    return {name: size for name, size in _widths(f).items() if size % _multiple(f)}
+    """Return the GEMM sizes that slow down Tensor Cores."""
+    return {name: size for name, size in _gemm_sizes(f).items() if size % _required_multiple(f)}
 
 
 def _absent_modules(f: JobInputs) -> list[str]:
@@ -46,7 +47,7 @@ def _absent_modules(f: JobInputs) -> list[str]:
 def _explain_misaligned(f: JobInputs) -> tuple[str, str]:
     sizes = ", ".join(f"{name} = {size}" for name, size in _misaligned_sizes(f).items())
     return (
-        f"GEMMs in {f.job.precision} are slow if a dimension is not a multiple of {_multiple(f)}: {sizes}",
+        f"GEMMs in {f.job.precision} are slow if a dimension is not a multiple of {_required_multiple(f)}: {sizes}",
         "change tp, cp or etp, or pad the model's sizes",
     )
 
@@ -87,7 +88,7 @@ ADVICE: tuple[Rule[JobInputs], ...] = (
         lambda f: bool(_absent_modules(f)),
         lambda f: (
             f"recompute_modules {', '.join(_absent_modules(f))} has no effect: the model has no such module",
-            "remove it",
+            "remove it from recompute_modules",
         ),
     ),
     Rule(

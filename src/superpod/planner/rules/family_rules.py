@@ -1,4 +1,4 @@
-"""Restrictions of NeMo 2.7.3's model classes that Megatron-Core does not have, as rules in the form of `rules.py`.
+"""Rules for restrictions of NeMo 2.7.3's model classes that Megatron-Core does not have, in the form of `rules.py`.
 
 The comment next to a rule names NeMo's file and class. `data/models/*.toml` specifies which models are affected.
 """
@@ -18,7 +18,7 @@ DEGREE_NAMES = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp":
 
 
 def _unsupported_degree(degree: str, fix: str) -> Rule[JobInputs]:
-    """Create a rule for models whose NeMo class does not support a degree."""
+    """Create a rule for models whose NeMo class does not support `degree` (pp, cp or vp)."""
 
     def is_broken(f: JobInputs) -> Boolean:
         is_set = f.interleaved if degree == "vp" else getattr(f, degree) > 1
@@ -33,7 +33,7 @@ def _unsupported_degree(degree: str, fix: str) -> Rule[JobInputs]:
 
 
 def _splits_attention_chunks(f: JobInputs) -> Boolean:
-    """Return whether context parallelism splits a sequence within a chunk of chunked attention."""
+    """Return whether context parallelism would split a chunk of chunked attention (Llama 4)."""
     m, seq = f.model, f.job.seq
     if not m.chunked or seq <= m.window:
         return False
@@ -41,13 +41,8 @@ def _splits_attention_chunks(f: JobInputs) -> Boolean:
 
 
 def _nemo_layers(model: ModelShape) -> int:
-    """Return the number of layers of NeMo's class."""
+    """Return the number of layers as NeMo's class counts them; a layer may have several letters of the pattern."""
     return model.layers // model.letters_per_layer
-
-
-def _recomputes_cross_attention(f: JobInputs) -> Boolean:
-    """Return whether the mask of a cross-attention passes through Megatron's activation checkpointing."""
-    return f.model.cross_attention & ((f.recompute == 2) | f.recomputes("core_attn"))
 
 
 FAMILY: tuple[Rule[JobInputs], ...] = (
@@ -86,7 +81,7 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
     ),
     Rule(
         "recompute_cross",  # t5.py:67, the mask is a tuple; Megatron's tensor_parallel/random.py CheckpointFunction
-        _recomputes_cross_attention,
+        lambda f: f.model.cross_attention & ((f.recompute == 2) | f.recomputes("core_attn")),
         lambda f: (
             f"activation checkpointing in Megatron-Core 0.15.3 accepts only tensors, but the cross-attention mask of "
             f"{f.model.name} is a tuple",

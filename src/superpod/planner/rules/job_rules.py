@@ -1,4 +1,4 @@
-"""Rules of sequence length, precision, recomputation and sharding, in the form of `rules.py`.
+"""Rules for sequence length, precision, recomputation and sharding, in the form of `rules.py`.
 
 The comment next to a rule names the function of megatron-core 0.15.3 that enforces it.
 """
@@ -19,7 +19,7 @@ FP8 = ("fp8", "fp8ds", "fp8cs", "fp8bw", "mxfp8")
 
 
 def applicable_rules(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
-    """Return the rules for a job's framework and release."""
+    """Return the rules that apply to a job's framework and release, in addition to `rules.LAYOUT` and `rules.MODEL`."""
     if job.options.framework != "megatron":
         return GENERAL
     if job.options.release:
@@ -28,7 +28,7 @@ def applicable_rules(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
 
 
 def _split_unevenly(f: JobInputs) -> Boolean:
-    """Return whether the layers of some model chunk are not divisible into groups of uniform recomputation."""
+    """Return whether recompute_layers does not divide the layers of a model chunk."""
     is_indivisible: Boolean = False
     for size in f.chunk_sizes:
         is_indivisible = is_indivisible | (size % f.recompute_layers != 0)
@@ -41,24 +41,14 @@ def _explain_precision(f: JobInputs) -> tuple[str, str]:
     return message, f"supported: {', '.join(gpu.precisions)}"
 
 
-def _exceeds_gpu_memory(job: PlannedJob) -> bool:
-    """Return whether the memory cap exceeds the GPU's memory."""
-    cap = job.options.memory_cap
-    return cap is not None and cap > job.node.gpu.hbm_usable_gib
-
-
 def _supports_precision(job: PlannedJob) -> bool:
+    """Return whether the GPU supports the precision; `fp8` means any FP8 scaling."""
     gpu = job.node.gpu
     return job.precision in gpu.precisions or (job.precision == "fp8" and gpu.fp8_tflops > 0)
 
 
-def _uses_local_attention(job: PlannedJob) -> bool:
-    """Return whether attention is Megatron's DotProductAttention instead of Transformer Engine's."""
-    return job.options.impl == "local" or job.options.attention == "local"
-
-
 def _freezes_down_projections(job: PlannedJob) -> bool:
-    """Return whether the down projections of latent attention have no adapter, as with DoRA (`adapter_targets`)."""
+    """Return whether LoRA or DoRA freezes the down projections of multi-latent attention (`adapter_targets`)."""
     down_projections = {"linear_q_down_proj", "linear_kv_down_proj"}
     return job.task == "lora" and bool(job.model.kv_lora) and not down_projections & set(job.options.lora_targets)
 
@@ -79,7 +69,7 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
     Rule("precision", lambda f: not _supports_precision(f.job), _explain_precision),  # hardware.Gpu.precisions
     Rule(
         "memory_cap",
-        lambda f: _exceeds_gpu_memory(f.job),
+        lambda f: (f.job.options.memory_cap or 0) > f.job.node.gpu.hbm_usable_gib,
         lambda f: (
             f"the memory cap of {f.job.options.memory_cap:g} GiB exceeds the memory of {f.job.node.gpu.name}, "
             f"{f.job.node.gpu.hbm_usable_gib:.1f} GiB",
@@ -87,23 +77,19 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
         ),
     ),
 )
-"""Rules of every framework."""
+"""Rules for every framework."""
 
 
 def _cannot_overlap_experts(f: JobInputs) -> Boolean:
-    """Return whether a run does not meet the requirements of overlap_moe_expert_parallel_comm."""
+    """Return whether a run violates a requirement of overlap_moe_expert_parallel_comm."""
     is_unsupported = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
     return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | is_unsupported
 
 
 def _has_fp8_params_without_fp8(job: PlannedJob) -> bool:
-    """Return whether fp8_params is set in a precision without FP8 parameters; later releases also support NVFP4."""
+    """Return whether fp8_params is set with a precision that has no FP8 parameters; later releases allow NVFP4."""
     supported_precisions = (*FP8, "nvfp4") if job.options.release else FP8
     return job.options.fp8_params and job.precision not in supported_precisions
-
-
-def _explain_fp8_params(f: JobInputs) -> tuple[str, str]:  # TransformerConfig.__post_init__
-    return f"fp8_params requires an FP8 precision, not {f.job.precision}", "disable fp8_params"
 
 
 MEGATRON: tuple[Rule[JobInputs], ...] = (
@@ -166,7 +152,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
     ),
     Rule(
         "mla_attention",  # MLASelfAttention passes arguments that DotProductAttention does not accept
-        lambda f: bool(f.model.kv_lora) and _uses_local_attention(f.job),
+        lambda f: bool(f.model.kv_lora) and "local" in (f.job.options.impl, f.job.options.attention),
         lambda f: (
             "multi-latent attention requires Transformer Engine's attention instead of Megatron's (local)",
             "set attention flash, and impl te",
@@ -210,14 +196,18 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
             "change these, or disable overlap_experts",
         ),
     ),
-    Rule("fp8_params", lambda f: _has_fp8_params_without_fp8(f.job), _explain_fp8_params),
+    Rule(
+        "fp8_params",  # TransformerConfig.__post_init__
+        lambda f: _has_fp8_params_without_fp8(f.job),
+        lambda f: (f"fp8_params requires an FP8 precision, not {f.job.precision}", "disable fp8_params"),
+    ),
     Rule(
         "moments",  # OptimizerConfig.__post_init__: the precision-aware optimizer is a distributed optimizer
         lambda f: (f.sharding == 0) & (f.job.options.moments != "fp32"),
         lambda f: (f"moments in {f.job.options.moments} require the distributed optimizer", "set sharding zero1"),
     ),
     Rule(
-        "zero2_overlap",  # MegatronFSDP.__init__; zero3 enables the overlap by itself
+        "zero2_overlap",  # MegatronFSDP.__init__; zero3 always overlaps
         lambda f: (f.sharding == 2) & (not f.job.options.overlap_grads),
         lambda f: ("zero2 in Megatron-FSDP requires overlap_grads", "set overlap_grads, or zero3"),
     ),
@@ -231,7 +221,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         ),
     ),
 )
-"""Rules of Megatron-Core."""
+"""Rules for every release of Megatron-Core."""
 
 PINNED: tuple[Rule[JobInputs], ...] = (
     Rule(
@@ -320,4 +310,4 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         ),
     ),
 )
-"""Restrictions of the pinned release that later releases do not have."""
+"""Rules for the pinned releases; later releases do not have these restrictions."""

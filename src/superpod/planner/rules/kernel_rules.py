@@ -5,7 +5,6 @@ The tables are in `kernels/`. The rules apply to Megatron-Core with Transformer 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import Options, PlannedJob
 
 PACKED_TASKS = ("sft", "lora")
-"""Tasks with packed samples (thd)."""
+"""Tasks whose samples are packed (thd)."""
 
 CACHE_SIZE = 2**12
-"""Size of the caches: a table of a hundred thousand rows has only a few distinct attention layers."""
+"""Entries per cache; a table of a hundred thousand rows has only a few distinct attention layers."""
 UB_MXFP8 = 128
 """Tokens per rank must be a multiple of this for userbuffers in MXFP8 (TE 2.9 module/base.py:592-597)."""
 
@@ -36,22 +35,25 @@ _failed_assertions = lru_cache(CACHE_SIZE)(attention.failed_assertions)
 
 
 def uses_te(job: PlannedJob) -> bool:
-    """Return whether Transformer Engine computes attention, instead of a class in Megatron or NeMo."""
+    """Return whether attention is Transformer Engine's, not a class in Megatron or NeMo, and the GPU's sm is known."""
     o = job.options
     is_known = o.impl == "te" and job.node.gpu.sm > 0
     return is_known and o.attention != "local" and not job.model.soft_capped
 
 
 def layers(job: PlannedJob, cp: int = 1) -> tuple[Attention, ...]:
-    """Return the distinct attention layers of a job on `cp` context-parallel ranks, in Transformer Engine's terms."""
-    return _layers(
+    """Return the distinct attention layers of a job with `cp` context-parallel ranks, for `attention.choose`."""
+    return _build_layers(
         job.model, job.options, job.node.gpu.sm, job.precision == "fp16", job.task in PACKED_TASKS, job.seq, cp
     )
 
 
 @lru_cache(CACHE_SIZE)
-def _layers(m: ModelShape, o: Options, sm: int, fp16: bool, tuned: bool, seq: int, cp: int) -> tuple[Attention, ...]:
-    is_packed = tuned and not m.sink
+def _build_layers(
+    m: ModelShape, o: Options, sm: int, fp16: bool, packs: bool, seq: int, cp: int
+) -> tuple[Attention, ...]:
+    """Return the layers of `layers`; `packs`: whether the task packs samples."""
+    is_packed = packs and not m.sink
     latent = m.kv_lora > 0
     backend = "flash" if m.flash_only else {"flash": "auto"}.get(o.attention, o.attention)
     return tuple(
@@ -75,25 +77,23 @@ def _layers(m: ModelShape, o: Options, sm: int, fp16: bool, tuned: bool, seq: in
             heads=m.heads,
             groups=m.heads if latent else m.groups,
         )
-        for window in sorted({_window(m, layer) for layer, blocks in enumerate(m.blocks) if _attends(blocks)})
+        for window in sorted(
+            {_window_left(m, i) for i, blocks in enumerate(m.blocks) if {"attention", "mla"} & {*blocks}}
+        )
     )
 
 
-def _attends(blocks: Iterable[str]) -> bool:
-    return bool({"attention", "mla"} & set(blocks))
-
-
-def _window(m: ModelShape, layer: int) -> int:
-    """Return a layer's sliding window in keys before a token; -1 = none, also for chunked attention."""
+def _window_left(m: ModelShape, layer: int) -> int:
+    """Return the keys before a token that a layer's sliding window includes; -1 = no window, or chunked attention."""
     if m.chunked or m.sees_all(layer) or not m.window:
         return -1
     return m.window
 
 
 def _explain_unsupported(job: PlannedJob, cp: int) -> str:
-    """Return why an attention layer of a job has no usable backend; "" if all have one.
+    """Return why an attention layer of a job has no usable backend with `cp` ranks; "" if all layers have one.
 
-    Unfused attention is usable only if the job plans for its scores (`keeps_scores`).
+    Unfused attention is usable only if the plan includes the memory of its scores (`keeps_scores`).
     """
     for layer in layers(job, cp):
         backend = _choose(layer).backend
@@ -109,7 +109,7 @@ def _explain_unsupported(job: PlannedJob, cp: int) -> str:
 
 
 def falls_back_to_unfused(job: PlannedJob) -> bool:
-    """Return whether unfused attention is a layer's only backend, so that Transformer Engine chooses it silently."""
+    """Return whether some layer has only unfused attention, which Transformer Engine chooses without a warning."""
     if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
         return False
     backends = {_choose(layer).backend for layer in layers(job, job.layout.cp)}
@@ -122,13 +122,13 @@ attention (fused_attn.cpp:441-446)."""
 
 
 def oldest_cudnn(job: PlannedJob) -> str:
-    """Return the oldest cuDNN release with which no layer stores its attention scores; "" = any release of cuDNN 9."""
+    """Return the oldest cuDNN that has flash or fused attention for all layers, such as `9.5.0`; "" = any cuDNN 9."""
     if not uses_te(job):
         return ""
     required_release = CUDNN[0]
     for layer in layers(job, job.layout.cp):
         if _choose(layer).backend not in ("flash", "fused"):
-            continue  # not supported by any release: either the plan includes the scores, or a rule is violated
+            continue  # no release supports the layer: the plan includes its scores, or it violates a rule
         for cudnn in reversed(CUDNN):
             if _choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
                 break
@@ -140,7 +140,7 @@ def oldest_cudnn(job: PlannedJob) -> str:
 
 
 def explain_refused_padding(job: PlannedJob) -> str:
-    """Return why no backend supports packed samples with the job's context parallelism; "" if one does.
+    """Return why no backend supports packed samples that are padded for context parallelism; "" if one does.
 
     Context parallelism pads each sample to a multiple of 2 x cp tokens, and only cuDNN's attention supports padding
     between samples (utils.py:657-667), with its own restrictions on architectures and head sizes.
@@ -157,7 +157,7 @@ def explain_refused_padding(job: PlannedJob) -> str:
 
 
 def _explain_no_kernel(layer: Attention) -> str:
-    """Return why neither flash nor fused attention is available, and unfused if it is not available either."""
+    """Return why flash and fused attention, and possibly unfused attention, are not available for a layer."""
     flash = attention.reasons_against(attention.FLASH2, layer)[0]
     fused = attention.reasons_against(attention.FUSED, layer)[0]
     sizes = f"{layer.head_qk} and {layer.head_v}" if layer.head_qk != layer.head_v else str(layer.head_qk)
@@ -174,14 +174,14 @@ def _explain_no_kernel(layer: Attention) -> str:
 
 
 def _describe_unmet(layer: Attention, sizes: str) -> str:
-    """Return a suffix with the conditions of cuDNN's kernel that a layer does not meet; "" if it meets all."""
+    """Format the conditions of cuDNN's kernel that a layer does not meet, as `: mask on sm90`; "" if it meets all."""
     names = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
     unmet_names = [names.get(condition.name, condition.name) for condition in unmet_conditions(ARBITRARY, layer)]
     return f": {', '.join(unmet_names)} on sm{layer.sm}" if unmet_names else ""
 
 
 def _no_backend(f: JobInputs) -> Boolean:
-    """Return whether attention has no backend; of the parallel degrees, this depends only on cp."""
+    """Return whether attention has no usable backend; of the parallel degrees, this depends only on cp."""
     if not uses_te(f.job):
         return False
     without_cp, with_cp = bool(_explain_unsupported(f.job, 1)), bool(_explain_unsupported(f.job, 2))
@@ -215,30 +215,32 @@ def _splits_heads(f: JobInputs) -> Boolean:
     return (f.cp > 1) & ((f.model.heads % parts != 0) | (f.model.groups % parts != 0))
 
 
-def _requirement(f: JobInputs) -> SizeRequirement | None:
+def _size_requirement(f: JobInputs) -> SizeRequirement | None:
+    """Return the size requirement of the precision; None without FP8 or without Transformer Engine's layers."""
     return fp8_shapes.REQUIREMENTS.get(f.job.precision) if f.job.options.impl == "te" else None
 
 
-def _weight_misfits(f: JobInputs) -> list[tuple[Weight, Boolean]]:
-    """Return all FP8 weights, and whether their sizes violate the requirement."""
-    requirement = _requirement(f)
+def _check_weights(f: JobInputs) -> list[tuple[Weight, Boolean]]:
+    """Return (weight, whether its size violates the requirement) for all FP8 weights; [] without FP8."""
+    requirement = _size_requirement(f)
     if requirement is None:
         return []
     weights = fp8_shapes.weights(f.model, f.tp, f.etp)
     return [(weight, fp8_shapes.weight_misfits(requirement, weight, f.sp)) for weight in weights]
 
 
-def _has_weight_misfits(f: JobInputs) -> Boolean:
-    has_misfit: Boolean = False
-    for _, misfits in _weight_misfits(f):
-        has_misfit = has_misfit | misfits
-    return has_misfit
+def _has_invalid_weights(f: JobInputs) -> Boolean:
+    """Return whether a weight violates the size requirement of FP8."""
+    is_invalid: Boolean = False
+    for _, misfits in _check_weights(f):
+        is_invalid = is_invalid | misfits
+    return is_invalid
 
 
 def _explain_weights(f: JobInputs) -> tuple[str, str]:
-    requirement = _requirement(f)
+    requirement = _size_requirement(f)
     assert requirement is not None
-    first = next(weight for weight, misfits in _weight_misfits(f) if misfits)
+    first = next(weight for weight, misfits in _check_weights(f) if misfits)
     rule = f"a multiple of {requirement.gathered} columns in weights whose input is gathered"
     if first.rows % requirement.weight or first.columns % requirement.weight:
         rule = f"rows and columns of weights to be multiples of {requirement.weight}"
@@ -250,43 +252,45 @@ def _explain_weights(f: JobInputs) -> tuple[str, str]:
 
 
 def _gathers_mxfp8(f: JobInputs) -> Boolean:
-    """Return whether MXFP8 parameters are gathered in the gradient buffer; with adapters, they are not."""
+    """Return whether MXFP8 parameters are all-gathered in the gradient buffer; with adapters, they are not."""
     o = f.job.options
     keeps_parameters = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
     return (f.sharding > 0) & (keeps_parameters and f.job.precision == "mxfp8")
 
 
 def _corrupts_parameters(f: JobInputs) -> Boolean:
+    """Return whether Megatron corrupts MXFP8 parameters (see `mxfp8_buffers`)."""
     unaligned: Boolean = False
     for parameter in mxfp8_buffers.non_matrix_parameters(f.model, f.tp, f.etp):
-        unaligned = unaligned | (parameter.size % mxfp8_buffers.STEP != 0)
+        unaligned = unaligned | (parameter.size % mxfp8_buffers.ALIGNMENT != 0)
     return _gathers_mxfp8(f) & unaligned
 
 
 def _explain_corruption(f: JobInputs) -> tuple[str, str]:
     small = mxfp8_buffers.non_matrix_parameters(f.model, f.tp, f.etp)
-    first = next(parameter for parameter in small if parameter.size % mxfp8_buffers.STEP)
+    first = next(parameter for parameter in small if parameter.size % mxfp8_buffers.ALIGNMENT)
     return (
         f"megatron-core 0.15.3 corrupts MXFP8 parameters that follow one whose size is not a multiple of "
-        f"{mxfp8_buffers.STEP}, and {first.name} of {f.model.name} has {first.size} elements per rank with tp {f.tp}, "
-        f"etp {f.etp}",
+        f"{mxfp8_buffers.ALIGNMENT}, and {first.name} of {f.model.name} has {first.size} elements per rank with "
+        f"tp {f.tp}, etp {f.etp}",
         "keep parameters in BF16: disable fp8_params (fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)"
         + (", or reduce tp" if f.tp > 1 else ""),
     )
 
 
-def _tokens(f: JobInputs) -> Integer:
-    """Return the tokens of a micro-batch per context-parallel rank."""
+def _tokens_per_rank(f: JobInputs) -> Integer:
+    """Return the number of tokens of a micro-batch on each context-parallel rank."""
     return f.job.seq * f.mbs // f.cp
 
 
-def _has_token_misfit(f: JobInputs) -> Boolean:
-    requirement = _requirement(f)
-    return requirement is not None and fp8_shapes.tokens_misfit(requirement, _tokens(f), f.tp, f.sp)
+def _has_invalid_tokens(f: JobInputs) -> Boolean:
+    """Return whether the tokens per rank violate the size requirement of FP8."""
+    requirement = _size_requirement(f)
+    return requirement is not None and fp8_shapes.tokens_misfit(requirement, _tokens_per_rank(f), f.tp, f.sp)
 
 
 def _explain_tokens(f: JobInputs) -> tuple[str, str]:
-    requirement = _requirement(f)
+    requirement = _size_requirement(f)
     assert requirement is not None
     ranks, step = f.cp, requirement.tokens * f.cp
     if f.sp:
@@ -300,15 +304,9 @@ def _explain_tokens(f: JobInputs) -> tuple[str, str]:
     )
 
 
-def _uses_userbuffers(f: JobInputs) -> Boolean:
-    """Return whether userbuffers overlap tensor-parallel communication."""
-    return (f.tp > 1) & f.sp & (f.job.options.overlap_tp and f.job.options.impl == "te")
-
-
 KERNELS: tuple[Rule[JobInputs], ...] = (
-    Rule(
-        "attention_backend", _no_backend, _explain_no_backend
-    ),  # dot_product_attention/utils.py, get_attention_backend
+    # dot_product_attention/utils.py, get_attention_backend
+    Rule("attention_backend", _no_backend, _explain_no_backend),
     Rule(
         "attention_heads",  # context_parallel.py:3189-3191
         _splits_heads,
@@ -318,17 +316,21 @@ KERNELS: tuple[Rule[JobInputs], ...] = (
             f"set cp to a divisor of {max(f.model.groups // int(f.tp), 1)}",
         ),
     ),
-    Rule("fp8_weights", _has_weight_misfits, _explain_weights),  # kernels/fp8_shapes.py
-    Rule("fp8_tokens", _has_token_misfit, _explain_tokens),
+    Rule("fp8_weights", _has_invalid_weights, _explain_weights),  # kernels/fp8_shapes.py
+    Rule("fp8_tokens", _has_invalid_tokens, _explain_tokens),
     Rule("mxfp8_sizes", _corrupts_parameters, _explain_corruption),  # distributed/param_and_grad_buffer.py:99-102, 593
     Rule(
         "ub_mxfp8",  # module/base.py:592-597
-        lambda f: _uses_userbuffers(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),
+        lambda f: (
+            ((f.tp > 1) & f.sp & (f.job.options.overlap_tp and f.job.options.impl == "te"))
+            & (f.job.precision == "mxfp8")
+            & (_tokens_per_rank(f) // f.tp % UB_MXFP8 != 0)
+        ),
         lambda f: (
             f"userbuffers in MXFP8 require the tokens per rank to be a multiple of {UB_MXFP8}, but seq {f.job.seq} x "
-            f"mbs {f.mbs} / (cp {f.cp} x tp {f.tp}) = {int(_tokens(f)) // int(f.tp)}",
-            f"nearest: {near_multiples(UB_MXFP8, int(_tokens(f)) // int(f.tp))} tokens per rank, or disable overlap_tp",
+            f"mbs {f.mbs} / (cp {f.cp} x tp {f.tp}) = {int(_tokens_per_rank(f)) // int(f.tp)}",
+            f"nearest: {near_multiples(UB_MXFP8, _tokens_per_rank(f) // f.tp)} tokens per rank, or disable overlap_tp",
         ),
     ),
 )
-"""Rules of Transformer Engine 2.9.0 and its compiled library."""
+"""Rules for Transformer Engine 2.9.0 and its compiled library."""

@@ -1,9 +1,9 @@
-"""Parameters that Megatron-Core 0.15.3 copies to the wrong place after gathering MXFP8 parameters.
+"""List the parameters because of which Megatron-Core 0.15.3 corrupts MXFP8 parameters after their all-gather.
 
 Each parameter starts at a multiple of 64 values in its buffer (distributed/param_and_grad_buffer.py:593), but is copied
 back from the offset without this padding (:99-102). All parameters after one whose size is not a multiple of 64 are
 corrupted from the first step on, without an error (tests/rehearsal/test_order_of_calls.py reproduces it). Matrices that
-MXFP8 supports are multiples of 64 (`kernels/fp8_shapes.py`); this module lists the parameters that may not be.
+MXFP8 supports are multiples of 64 (`kernels/fp8_shapes.py`); the parameters listed here may not be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from superpod.planner.arrays import Integer
     from superpod.planner.models import ModelShape
 
-STEP = 64
+ALIGNMENT = 64
 """Alignment of parameters in the buffer, in values."""
 
 
@@ -30,7 +30,7 @@ class Parameter(NamedTuple):
 
 
 def non_matrix_parameters(m: ModelShape, tp: Integer = 1, etp: Integer = 1) -> Iterator[Parameter]:
-    """Yield the parameters per kind of block; tp and etp may be arrays. Sizes as in `models/counts.py`."""
+    """Yield the parameters of each kind of block that are not MXFP8 matrices; tp and etp may be arrays."""
     yield Parameter("layernorm", m.hidden)
     if m.positions:
         yield Parameter("position_embeddings", m.positions * m.hidden)

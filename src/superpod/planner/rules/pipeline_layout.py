@@ -23,7 +23,7 @@ FORM = "use Megatron's syntax: Et*3|(tt|)*6tmL"
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the letters of each stage, in the order of the model.
+    """Expand a layout string to the letters of each stage, in the order of the model.
 
     >>> parse("Et*3|(tt|)*2mL")
     ('Ettt', 'tt', 'tt', 'mL')
@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str:
-    """Return why Megatron rejects these stages for a model on `pp` pipeline ranks; "" if it accepts them."""
+    """Return why Megatron rejects stages for `pp` pipeline ranks and a model of these sizes; "" if it accepts them."""
     letters = "".join(stages)
     if len(stages) % pp:
         return f"its {len(stages)} stages must be divisible by pp {pp}"
@@ -55,7 +55,7 @@ def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str
     if letters.count("m") != mtp_layers:
         return f"it has {letters.count('m')} multi-token-prediction layers (m), but the model has {mtp_layers}"
     if "t" in letters.partition("m")[2]:
-        return "a t follows an m, but multi-token prediction must follow all layers"
+        return "a t follows an m, but multi-token-prediction layers (m) must follow all layers (t)"
     if stages[-1].count("m") != mtp_layers:
         return "all m must be in the last stage"
     return ""
@@ -74,29 +74,23 @@ def from_job(job: PlannedJob) -> str:
 
 
 def is_uneven(job: PlannedJob) -> bool:
-    """Return whether the partition of layers is uneven, so that it must be passed to Megatron."""
-    layout = job.layout
-    ends = (
-        layout.embedding_as_layer
-        or layout.loss_as_layer
-        or layout.first_layers is not None
-        or layout.last_layers is not None
-    )
-    return layout.pp > 1 and (ends or layout.chunks is not None)
+    """Return whether a pipeline has uneven stages, so that the layout string must be passed to Megatron."""
+    return job.layout.pp > 1 and job.layout.is_uneven
 
 
 def from_chunks(chunks: Sequence[int], mtp_layers: int = 0) -> str:
-    """Return the layout string for the layers of each chunk, with repetitions abbreviated.
+    """Format the number of layers of each chunk as a layout string, with repetitions abbreviated.
 
     >>> from_chunks((3, 2, 2, 2, 1), 1)
     'Et*3|(tt|)*3tmL'
     """
-    stages = [_letters(count) for count in chunks]
+    stages = [_format_layers(count) for count in chunks]
     stages[0] = f"E{stages[0]}"
     stages[-1] += "m" * mtp_layers + "L"
     runs = [(stage, len(list(same))) for stage, same in groupby(stages[:-1])]
     return "".join(f"({stage}|)*{count}" if count > 2 else f"{stage}|" * count for stage, count in runs) + stages[-1]
 
 
-def _letters(count: int) -> str:
+def _format_layers(count: int) -> str:
+    """Return the letters of `count` layers: `tt` or `t*3`."""
     return "t" * count if count < 3 else f"t*{count}"

@@ -1,7 +1,7 @@
-"""Tables of the rules for legal layouts, evaluated on integers or on numpy arrays of many layouts.
+"""Define the rules for legal layouts, which are evaluated on integers or on numpy arrays of many layouts.
 
-`LAYOUT` requires the layout and the number of GPUs (`Layout.violations`), `MODEL` also the model
-(`models.counts.problems`), and `job_rules.py` the complete job; `legality.py` checks all of them. Each rule is defined
+The rules in `LAYOUT` need the layout and the number of GPUs (`Layout.violations`), those in `MODEL` also the model
+(`models.counts`), those in `job_rules.py` the complete job; `legality.py` checks all of them. Each rule is defined
 once. Comments name its source in megatron-core 0.15.3; tests/planner/test_legality_megatron.py compares them.
 """
 
@@ -24,7 +24,7 @@ MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "sh
 
 
 def bits(modules: Iterable[str]) -> int:
-    """Return the modules as a bit mask: bit i = `MODULES[i]`."""
+    """Return modules as a bit mask: bit i = `MODULES[i]`."""
     return sum(1 << MODULES.index(name) for name in modules)
 
 
@@ -38,7 +38,7 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleInputs:
-    """The fields of a layout and the number of GPUs that rules use: integers, or numpy arrays that broadcast."""
+    """The layout and the number of GPUs that a rule checks: integers, or numpy arrays that broadcast."""
 
     gpus: Integer = 1
     tp: Integer = 1
@@ -50,7 +50,7 @@ class RuleInputs:
     cp: Integer = 1
     ep: Integer = 1
     etp: Integer = 1
-    """If not set, Megatron's default, tp."""
+    """tp, Megatron's default, if the layout does not set it."""
     sp: Boolean = False
     mbs: Integer = 1
     gbs: Integer = 1
@@ -72,13 +72,13 @@ class RuleInputs:
 
     @cached_property
     def dp(self) -> Integer:
-        """Data-parallel size; at least 1, so that rules can be evaluated if the world size is not divisible."""
+        """Data-parallel size; at least 1, so that rules can be evaluated for an indivisible world size."""
         dp = self.gpus // self.model_parallel
         return dp + (dp == 0)
 
     @cached_property
     def step(self) -> Integer:
-        """Number of samples per micro-batch over all data-parallel ranks."""
+        """Samples per micro-batch over all data-parallel ranks, mbs x dp; gbs must be a multiple of it."""
         return self.mbs * self.dp
 
     @cached_property
@@ -88,17 +88,17 @@ class RuleInputs:
 
     @property
     def ranks_per_stage(self) -> Integer:
-        """GPUs per pipeline stage: tp x cp x dp."""
+        """Number of GPUs per pipeline stage: tp x cp x dp."""
         return self.tp * self.cp * self.dp
 
     def recomputes(self, *names: str) -> Boolean:
-        """Return whether selective recomputation includes one of these modules."""
+        """Return whether selective recomputation includes one of the modules `names`."""
         return (self.modules & bits(names)) != 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs(RuleInputs):
-    """A layout and its model."""
+    """The layout, the number of GPUs and the model that a rule checks."""
 
     model: ModelShape
     uneven: Boolean = False
@@ -107,19 +107,19 @@ class ModelInputs(RuleInputs):
 
 @dataclass(frozen=True, kw_only=True)
 class JobInputs(ModelInputs):
-    """A job, and the partition of its layers into pipeline stages."""
+    """The job that a rule checks, and the partition of its layers into pipeline stages."""
 
     job: PlannedJob
     both_ends: Boolean = False
     """Whether first_layers and last_layers are both set."""
     unpartitionable: Boolean = False
-    """Whether the layers cannot be partitioned as the layout requires."""
+    """Whether the layers cannot be partitioned as the layout specifies."""
     why_unpartitionable: tuple[str, str] = ("", "")
-    """(message, fix)"""
+    """(message, fix) if they cannot be partitioned."""
     last_empty: Boolean = False
     """Whether the last model chunk has no transformer layer, only the head or multi-token prediction."""
     chunk_sizes: tuple[Integer, ...] = ()
-    """The distinct layer counts of the model chunks."""
+    """The distinct numbers of layers of the model chunks."""
 
 
 Inputs = TypeVar("Inputs", bound=RuleInputs, contravariant=True)
@@ -133,16 +133,16 @@ class Rule(Generic[Inputs]):
     is_broken: Callable[[Inputs], Boolean]
     """Whether the inputs violate the rule, for one layout or for many."""
     explain: Callable[[Inputs], tuple[str, str]]
-    """Returns (message with the numbers, nearest legal change) for one layout that violates the rule."""
+    """Returns (message, nearest legal change) for one layout that violates the rule."""
 
 
 def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Violation]:
-    """Return the violations of these rules for one layout."""
+    """Return the violations of `rules` by one layout."""
     return [Violation(rule.name, *rule.explain(inputs)) for rule in rules if rule.is_broken(inputs)]
 
 
 def near_multiples(step: Integer, value: Integer) -> str:
-    """Return the multiples of `step` next to a value, such as `8 or 16`."""
+    """Format the positive multiples of `step` below and above `value`, such as `8 or 16`."""
     step, value = int(step), int(value)
     nearest_multiples = sorted({max(step, value // step * step), (value // step + 1) * step})
     return " or ".join(map(str, nearest_multiples))
@@ -150,7 +150,7 @@ def near_multiples(step: Integer, value: Integer) -> str:
 
 @lru_cache(2**12)
 def near_divisors(size: int, number: int) -> str:
-    """Return the divisors of `size` next to a number, such as `2 or 4`."""
+    """Format the divisors of `size` below (or equal to) and above `number`, such as `2 or 4`."""
     divisors = [d for d in range(1, min(size, 4 * number, 10**5) + 1) if size % d == 0]
     lower_divisor = [d for d in divisors if d <= number][-1:]
     upper_divisor = [d for d in divisors if d > number][:1]
@@ -158,14 +158,14 @@ def near_divisors(size: int, number: int) -> str:
 
 
 def explain_world_size(f: RuleInputs) -> tuple[str, str]:
-    """Return the message and the fix for a number of GPUs that is not divisible by tp x pp x cp."""
+    """Return (message, fix) for a number of GPUs that is not divisible by tp x pp x cp."""
     unit, gpus = int(f.model_parallel), int(f.gpus)
-    node = 1
+    node_gpus = 1
     if isinstance(f, JobInputs) and gpus >= f.job.node.gpus:
-        node = f.job.node.gpus
+        node_gpus = f.job.node.gpus
 
-    unit_name = "nearest sizes of whole nodes" if node > 1 else "nearest sizes"
-    fix = f"{unit_name}: {near_multiples(math.lcm(unit, node), gpus)} GPUs"
+    sizes = "nearest sizes of complete nodes" if node_gpus > 1 else "nearest sizes"
+    fix = f"{sizes}: {near_multiples(math.lcm(unit, node_gpus), gpus)} GPUs"
     degrees = {"tp": int(f.tp), "pp": int(f.pp), "cp": int(f.cp)}
     nearest_degrees = [f"{name} {near_divisors(gpus, degree)}" for name, degree in degrees.items() if gpus % degree]
     if nearest_degrees:
@@ -173,7 +173,7 @@ def explain_world_size(f: RuleInputs) -> tuple[str, str]:
     return f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}", fix
 
 
-def _batch(f: RuleInputs) -> tuple[str, str]:
+def _explain_gbs(f: RuleInputs) -> tuple[str, str]:
     return (
         f"gbs {f.gbs} must be a multiple of mbs {f.mbs} x dp {f.dp} = {f.step}",
         f"nearest: gbs {near_multiples(f.step, f.gbs)}",
@@ -181,13 +181,13 @@ def _batch(f: RuleInputs) -> tuple[str, str]:
 
 
 def _leaves_groups_incomplete(f: RuleInputs) -> Boolean:
-    """Return whether the last group of micro-batches is too small to fill the pipeline."""
+    """Return whether the last group of micro-batches of the interleaved schedule has fewer than pp micro-batches."""
     group = f.microbatch_group or f.pp
     remainder = f.micro_batches % group
     return (remainder != 0) & (remainder < f.pp)
 
 
-def _micro_batches(f: RuleInputs) -> tuple[str, str]:
+def _explain_micro_batches(f: RuleInputs) -> tuple[str, str]:
     return (
         f"with vp, the number of micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
         f"must be a multiple of pp {f.pp}",
@@ -195,7 +195,7 @@ def _micro_batches(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-def _expert_grid(f: RuleInputs) -> tuple[str, str]:
+def _explain_expert_grid(f: RuleInputs) -> tuple[str, str]:
     ranks, grid = f.ranks_per_stage, f.ep * f.etp
     return (
         f"ep {f.ep} x etp {f.etp} = {grid} must divide tp x cp x dp = {ranks}",
@@ -226,33 +226,42 @@ DEGREES: tuple[Rule[RuleInputs], ...] = (
         lambda f: ("Megatron's interleaved schedule does not support a single chunk per rank (vp 1)", "remove vp"),
     ),
 )
-"""Rules on the parallel degrees only."""
+"""Rules for the parallel degrees alone."""
 
 BATCH: tuple[Rule[RuleInputs], ...] = (
-    Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
+    Rule("gbs", lambda f: f.gbs % f.step != 0, _explain_gbs),  # num_microbatches_calculator
     Rule(
         "micro_batches",  # schedules.forward_backward_pipelining_with_interleaving, microbatch_group_size_per_vp_stage
         lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & _leaves_groups_incomplete(f),
-        _micro_batches,
+        _explain_micro_batches,
     ),
-    Rule("expert_grid", lambda f: f.ranks_per_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state
+    Rule("expert_grid", lambda f: f.ranks_per_stage % (f.ep * f.etp) != 0, _explain_expert_grid),  # parallel_state
 )
-"""Rules that use the data-parallel size, which is defined only if tp x pp x cp divides the world size."""
+"""Rules that need the data-parallel size, which exists only if tp x pp x cp divides the world size."""
 
 LAYOUT = (*DEGREES, WORLD, *BATCH)
-"""All rules on a layout and its number of GPUs."""
+"""All rules for a layout and its number of GPUs."""
 
 
 def check_layout(inputs: RuleInputs) -> list[Violation]:
-    """Return the violations of `LAYOUT`; the rules in `BATCH` are checked only if the world size is divisible."""
+    """Return the violations of `LAYOUT`; `BATCH` is checked only if tp x pp x cp divides the number of GPUs."""
     violations = check((*DEGREES, WORLD), inputs)
     if violations and violations[-1].rule == WORLD.name:
         return violations
     return violations + check(BATCH, inputs)
 
 
-def _divides(name: str, read_size: Callable[[ModelShape], int], by: str, block: str = "") -> Rule[ModelInputs]:
-    """Create a rule that a size is divisible by a degree; models without that size (0) or block satisfy it."""
+def _divisibility_rule(
+    name: str, read_size: Callable[[ModelShape], int], by: str, block: str = ""
+) -> Rule[ModelInputs]:
+    """Create a rule that a degree divides a size of the model.
+
+    Args:
+        name: the size, for messages.
+        read_size: reads it from a model; 0 = the rule does not apply.
+        by: the degree, such as `tp`.
+        block: the kind of block without which the rule does not apply; "" = every model.
+    """
 
     def get_size(m: ModelShape) -> int:
         return read_size(m) if not block or block in m.kinds else 0
@@ -266,18 +275,20 @@ def _divides(name: str, read_size: Callable[[ModelShape], int], by: str, block: 
 
 MODEL: tuple[Rule[ModelInputs], ...] = (
     # TransformerConfig.__post_init__, for every model
-    _divides("heads", lambda m: m.heads, "tp"),
-    _divides("kv_heads", lambda m: 0 if m.kv_lora else m.groups, "tp"),
+    _divisibility_rule("heads", lambda m: m.heads, "tp"),
+    _divisibility_rule("kv_heads", lambda m: 0 if m.kv_lora else m.groups, "tp"),
     # ensure_divisibility in tensor_parallel.layers: column- and row-parallel layers, the vocabulary
-    _divides("ffn", lambda m: m.ffn, "tp", "mlp"),
-    _divides("expert_ffn", lambda m: m.expert_ffn, "etp", "moe"),
-    _divides("shared_ffn", lambda m: m.shared_ffn, "tp", "moe"),
-    _divides("vocab", lambda m: m.vocab if m.vocab_divisible_by == 1 else 0, "tp"),
-    _divides("hidden", lambda m: m.hidden if m.mtp_layers else 0, "tp"),  # eh_proj of MultiTokenPredictionLayer
-    _divides("experts", lambda m: m.experts, "ep", "moe"),  # BaseMoELayer
-    _divides("mamba_heads", lambda m: m.mamba_heads, "tp", "mamba"),  # MambaMixer
-    _divides("mamba_groups", lambda m: m.mamba_groups, "tp", "mamba"),
-    _divides("delta_key_heads", lambda m: m.delta_key_heads, "tp", "delta"),
+    _divisibility_rule("ffn", lambda m: m.ffn, "tp", "mlp"),
+    _divisibility_rule("expert_ffn", lambda m: m.expert_ffn, "etp", "moe"),
+    _divisibility_rule("shared_ffn", lambda m: m.shared_ffn, "tp", "moe"),
+    _divisibility_rule("vocab", lambda m: m.vocab if m.vocab_divisible_by == 1 else 0, "tp"),
+    _divisibility_rule(
+        "hidden", lambda m: m.hidden if m.mtp_layers else 0, "tp"
+    ),  # eh_proj of MultiTokenPredictionLayer
+    _divisibility_rule("experts", lambda m: m.experts, "ep", "moe"),  # BaseMoELayer
+    _divisibility_rule("mamba_heads", lambda m: m.mamba_heads, "tp", "mamba"),  # MambaMixer
+    _divisibility_rule("mamba_groups", lambda m: m.mamba_groups, "tp", "mamba"),
+    _divisibility_rule("delta_key_heads", lambda m: m.delta_key_heads, "tp", "delta"),
     Rule(
         "hybrid_stages",  # MambaStack._select_layers_for_pipeline_parallel
         lambda f: (f.interleaved | f.uneven) & bool(f.model.pattern),
@@ -302,4 +313,4 @@ MODEL: tuple[Rule[ModelInputs], ...] = (
         lambda f: (f"experts with biases require etp 1, but etp is {f.etp}", "set etp 1"),
     ),
 )
-"""Rules on the divisibility of a model's sizes by tp, pp, vp, ep and etp."""
+"""Rules for a layout and its model: sizes that the degrees must divide, and features that they exclude."""

@@ -1,4 +1,4 @@
-"""Read the rows of a CSV file. A quote that is never closed invalidates only its own row, not all following rows."""
+"""Read the rows of a CSV file. An unclosed quote makes only its own row malformed, not all following rows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from superpod.errors import cut
 from superpod.planner.tables.published import COLUMNS
 
 MAX_LINES = 100
-"""Maximum number of lines of a row, with line breaks in cells; a row with more lines lacks a closing quote."""
+"""Maximum number of lines of a row with line breaks in cells; a longer row lacks a closing quote."""
 
 
 CLOSED = re.compile(r'(?:(?:[^",][^,]*+|"(?:[^"]++|"")*+"(?!")[^,]*+)?+(?:,|\Z))*+\Z', re.DOTALL).match
 """Matches if every quoted cell is closed, as in Python's csv: a quote counts only at the start of a cell."""
 
 FOLLOWED_BY_COMMA = re.compile(r'(?:(?:[^",][^,]*+|"(?:[^"]++|"")*+"(?!")\s*+)?+(?:,|\Z))*+\Z', re.DOTALL).match
-"""Matches if, in addition, only spaces stand between the end of a quoted cell and the comma. If other text follows, the
-quote that ends a cell over several lines is the first quote of another cell, in a later row."""
+"""Matches if, in addition, at most spaces follow each closing quote before the comma. If other text follows, the quote
+that seems to close a cell of several lines opens another cell in a later row."""
 
 
 BROKEN = "\0"
-"""Key of the error message of a malformed row; no file has a column with this name."""
+"""Key of a malformed row's error message; no column has this name."""
 
 
 ONE_LINE = tuple(name for name in COLUMNS if name not in ("id", "flags"))
-"""Columns without line breaks."""
+"""Columns whose values have no line breaks."""
 
 
 class Cells(NamedTuple):
@@ -37,13 +37,13 @@ class Cells(NamedTuple):
 
     values: list[str]
     broken: str = ""
-    """Why the row is malformed; "" = it is not."""
+    """Error message if the row is malformed, else ""."""
     line: int = 0
     """Line number in the file where the row ends."""
 
 
 def read(lines: Iterable[str]) -> Iterator[Cells]:
-    """Yield the rows that are not empty. If a quote is not closed, each line is a separate row."""
+    """Yield the rows that are not empty; each line of a row with an unclosed quote is a separate row."""
     csv.field_size_limit(sys.maxsize)  # with the default, reading would stop at a long cell
     rows = _Rows(iter(lines))
     for values in csv.reader(rows):  # reads one complete row at a time
@@ -52,7 +52,7 @@ def read(lines: Iterable[str]) -> Iterator[Cells]:
 
 
 def to_dict(names: list[str], row: Cells) -> dict[str, str]:
-    """Return column -> value of a row; missing cells are omitted."""
+    """Return column -> value of a row, without missing cells; a malformed row has its error message under BROKEN."""
     cells = dict(zip(names, row.values, strict=False))
     if len(row.values) > len(names):
         extra = row.values[len(names) :]
@@ -69,7 +69,7 @@ def to_dict(names: list[str], row: Cells) -> dict[str, str]:
 
 
 class _Rows:
-    """Iterator that joins lines to rows. `broken` and `line` apply to the last row, as in `Cells`."""
+    """Iterator that joins lines to rows. `broken` and `line` describe the last row, like those of `Cells`."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines, self._pushed_back = lines, deque[str]()
@@ -78,20 +78,20 @@ class _Rows:
     def __iter__(self) -> Iterator[str]:
         return self
 
-    def _line(self) -> str | None:
+    def _next_line(self) -> str | None:
         return self._pushed_back.popleft() if self._pushed_back else next(self._lines, None)
 
     def __next__(self) -> str:
-        line = self._line()
+        line = self._next_line()
         if line is None:
             raise StopIteration
         self.broken, self.line = "", self.line + 1
         return self._join_lines(line) if '"' in line and not CLOSED(line) else line
 
     def _join_lines(self, first: str) -> str:
-        """Return a row with line breaks in a cell or, if its quote is not closed, only the first line."""
+        """Join the lines of a row with line breaks in a cell; return only the first line if its quote is not closed."""
         parts = [first]
-        while len(parts) < MAX_LINES and (line := self._line()) is not None:
+        while len(parts) < MAX_LINES and (line := self._next_line()) is not None:
             parts.append(line)
             if '"' in line and CLOSED("".join(parts)):
                 break

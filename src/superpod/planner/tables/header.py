@@ -1,6 +1,6 @@
-"""Check the header of a table of runs, either to predict or measured.
+"""Check the header of a table of runs, for `recipes predict` or `recipes calibrate`.
 
-A missing required column is an error, because a default would silently apply to all rows.
+A missing required column is an error, because otherwise a default would apply to all rows without a message.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from superpod.errors import UserError
 from superpod.planner.tables import column_names
 
 EXAMPLE = ("model,gpu,gpus,tp", "llama3_8b,h100,8,2")
-"""A header and a row, for messages."""
+"""(header, row) of an example table, for messages."""
 REQUIRED_COLUMNS = ("model", "gpu", "tp")
-"""Columns that every table has."""
+"""Columns that every table must have."""
 
 
 def names(source: Path, cells: Sequence[str], note: Callable[[str], None], others: Sequence[str] = ()) -> list[str]:
-    """Return the columns in a header. `note` is called with messages about misspelt columns.
+    """Return the column names in a header, in lower case.
 
     Args:
         source: the table, for messages.
         cells: cells of the first line.
-        note: function that is called with a message.
+        note: function that is called with messages about misspelt columns.
         others: known columns in addition to those of `predict`, the most common first.
 
     Raises:
@@ -36,15 +36,15 @@ def names(source: Path, cells: Sequence[str], note: Callable[[str], None], other
         raise _missing_columns_error(source, given_names, missing, misspelt, ",".join([EXAMPLE[0], *others[:1]]))
     if twice := next((name for name, count in Counter(filter(None, given_names)).items() if count > 1), ""):
         raise UserError(f"{source} has two columns named {twice}", "remove or rename one of them")
-    for words in misspelt:
-        note(words)
+    for message in misspelt:
+        note(message)
     return given_names
 
 
 def _missing_columns_error(
     source: Path, given_columns: list[str], missing_columns: list[str], misspelt_columns: list[str], example: str
 ) -> UserError:
-    """Return the error for a header without a required column."""
+    """Return the error for a header without required columns, with the probable cause."""
     has_none = f"it has no column {', '.join(missing_columns)}"
     hint = f"the first line must name the columns: {example}"
     if not given_columns:

@@ -21,21 +21,24 @@ BYTES = ("allocated_gib_max", "reserved_gib_max")
 FINISHED_OUTCOMES = ("", "ok", "done", "completed")
 """Values of the column `outcome` for completed runs; rows with other values are skipped."""
 MAX_DIFFERENCE = 0.05
-"""Maximum relative difference between both times in a row: tables round them, and average over different steps."""
+"""Maximum relative difference between both times of a row; tables round them and average over different steps."""
 
 
 TABLE = "a table of measured runs: a CSV file with the columns of docs/planner.md"
 
 
 def read(
-    path: Path, note: Callable[[str], None] = lambda words: None, translate: Callable[[str], str] = str
+    path: Path, note: Callable[[str], None] = lambda message: None, translate: Callable[[str], str] = str
 ) -> tuple[list[MeasuredRun], list[str]]:
-    """Return the measured runs in a CSV file, and a message for each row that cannot be used.
+    """Return the measured runs in a CSV file, and a message for each invalid row.
 
-    `note` is called with messages about misspelt columns; `translate` is that of `published.Facts`.
+    Args:
+        path: the file.
+        note: function that is called with messages about misspelt columns.
+        translate: returns the name of the model that a text means; see `published.Facts`.
 
     Raises:
-        UserError: the file is not such a table.
+        UserError: the file is not a table of measured runs.
     """
     rows = csv_cells.read(io.StringIO(read_text(path, TABLE).lstrip("\ufeff")))
     names = header.names(path, next(rows, Cells([])).values, note, (*TIMES, *BYTES, "outcome"))
@@ -56,36 +59,40 @@ def read(
 
 
 def _read_run(name: str, row: dict[str, str], facts: published.Facts) -> MeasuredRun | None:
-    """Return the run that a row describes; None if it was not completed, or has no measured time."""
-    if csv_cells.BROKEN in row:
-        raise UserError(row[csv_cells.BROKEN])
-    if row.get("outcome", "").strip().lower() not in FINISHED_OUTCOMES or not any(
-        row.get(key, "").strip() for key in TIMES
-    ):
-        return None
-    job = published.job(row, facts)
-    return MeasuredRun(name, job, _seconds(row, job), *(_positive_number(row, key) for key in BYTES))
-
-
-def _seconds(row: dict[str, str], job: PlannedJob) -> float:
-    """Return the measured step time in seconds from either column.
+    """Return the run that a row describes; None if it was not completed or has no measured time.
 
     Raises:
-        UserError: the two columns are inconsistent.
+        UserError: the row is invalid.
     """
-    seconds, rate = (_positive_number(row, key) for key in TIMES)
+    if csv_cells.BROKEN in row:
+        raise UserError(row[csv_cells.BROKEN])
+    is_finished = row.get("outcome", "").strip().lower() in FINISHED_OUTCOMES
+    if not is_finished or not any(row.get(key, "").strip() for key in TIMES):
+        return None
+    job = published.job(row, facts)
+    return MeasuredRun(name, job, _read_step_time(row, job), *(_read_positive_number(row, key) for key in BYTES))
+
+
+def _read_step_time(row: dict[str, str], job: PlannedJob) -> float:
+    """Return the measured step time in seconds, from the time or the throughput of a row.
+
+    Raises:
+        UserError: a value is invalid, or the two differ by more than MAX_DIFFERENCE.
+    """
+    seconds, rate = (_read_positive_number(row, key) for key in TIMES)
     by_rate = job.tokens / rate / job.gpus if rate else None
     times = [time for time in (seconds, by_rate) if time is not None]
     if max(times) > (1 + MAX_DIFFERENCE) * min(times):
         raise UserError(
             f"step_time_s is {seconds:.4g}, but tokens_per_s_per_gpu {rate:.6g} means {by_rate:.4g} at gbs "
             f"{job.layout.gbs} x seq {job.seq} on {job.gpus} GPUs; they may differ by at most {MAX_DIFFERENCE:.0%}",
-            "leave the wrong one blank, or correct gbs, seq or gpus",
+            "leave the incorrect one blank, or correct gbs, seq or gpus",
         )
     return times[0]
 
 
-def _positive_number(row: dict[str, str], key: str) -> float | None:
+def _read_positive_number(row: dict[str, str], key: str) -> float | None:
+    """Return a positive number from a row; None if the cell is blank. Raises UserError if it is invalid."""
     text = published.strip_thousands_separators(row.get(key, "").strip())
     if not text:
         return None
@@ -94,9 +101,8 @@ def _positive_number(row: dict[str, str], key: str) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        has_comma = re.fullmatch(r"\d+,\d+", text)
-        if has_comma:
-            point = text.replace(",", ".")
-            raise UserError(f"{key} must be a number with a decimal point, not {text!r}", f"use {point}")
+        if re.fullmatch(r"\d+,\d+", text):
+            hint = f"use {text.replace(',', '.')}"
+            raise UserError(f"{key} must be a number with a decimal point, not {text!r}", hint)
         raise UserError(f"{key} must be a number greater than 0, not {text!r}")
     return value

@@ -1,7 +1,7 @@
-"""Convert the rows of a table of runs to jobs: the columns in docs/planner.md, their spellings, and blank cells.
+"""Convert the rows of a table of runs to jobs. docs/planner.md lists the columns.
 
-A blank cell has the usual value for the row's release (`releases.py`), else the planner's default. The row's id, source
-and measured values are not used here.
+A blank cell means the usual value for the row's release (`releases.py`), else the planner's default. The row's id,
+source and measured values are not used here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from superpod.planner.predict import Run
 
 Row = Mapping[str, str]
 
-SEQ, GPU = 4096, "h100"
-"""Defaults of the columns `seq` and `gpu`."""
+DEFAULT_SEQ, DEFAULT_GPU = 4096, "h100"
+"""Values of blank cells in the columns `seq` and `gpu`."""
 
 
 class Unsupported(UserError):
@@ -40,47 +40,47 @@ class InconsistentRow(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The names that rows may use. A table uses one object, which is part of the cache keys."""
+    """The hardware and model names that rows can use. A table uses one object, which is part of the cache keys."""
 
     hardware: Hardware
     translate: Callable[[str], str] = str
-    """Returns the name of the model that a text spells, such as `llama3_8b` for `Llama-3-8B`."""
+    """Returns the name of the model that a text means, such as `llama3_8b` for `Llama-3-8B`."""
 
 
 @lru_cache(1)
 def builtin() -> Facts:
-    """Return the built-in hardware."""
+    """Return the facts of the built-in hardware, without translation of model names."""
     return Facts(hardware.builtin())
 
 
 def label(row: Row) -> str:
-    """Describe a row: model, GPUs, and the end of its source's path."""
+    """Describe a row for messages: model, GPUs, and the end of the path of its source."""
     source = "/".join(re.sub(r"@[0-9a-f]*", "", row.get("source") or "").split("/")[-2:])
     return f"{row.get('model')} on {row.get('gpus') or '?'} {row.get('gpu') or 'unnamed GPUs'}, {source}"
 
 
 def job(row: Row, facts: Facts | None = None) -> PlannedJob:
-    """Return the job that a row describes. Raises the same errors as `run`."""
+    """Return the job that a row describes. Raises UserError if the row is invalid; see `run`."""
     return run(row, facts).job
 
 
 def run(row: Row, facts: Facts | None = None) -> Run:
-    """Return the run that a row describes; values that many rows share are parsed only once.
+    """Return the run that a row describes; values that many rows share are parsed once.
 
     Raises:
         Unsupported: the planner does not support the model, GPU or precision.
         InconsistentRow: a number is invalid, or parallel degrees or batch sizes are inconsistent.
         UserError: an option, a layout or a Megatron-LM argument is invalid.
     """
-    described_run = _describe_run(row, facts)
-    _check_micro_batches(row, described_run)
-    if described_run.gbs > MAX_SIZE:  # `Layout` checks the other sizes
+    parsed_run = _parse_run(row, facts)
+    _check_micro_batches(row, parsed_run)
+    if parsed_run.gbs > MAX_SIZE:  # `Layout` checks the other sizes
         hint = "correct gbs, or mbs and num_microbatches if gbs is blank"
-        raise InconsistentRow(f"gbs must be at most {MAX_SIZE:,}, not {described_run.gbs:,}", hint)
-    return described_run
+        raise InconsistentRow(f"gbs must be at most {MAX_SIZE:,}, not {parsed_run.gbs:,}", hint)
+    return parsed_run
 
 
-def _describe_run(row: Row, facts: Facts | None) -> Run:
+def _parse_run(row: Row, facts: Facts | None) -> Run:
     # Most tables have no such column.
     shape = () if _SHAPE.isdisjoint(row) else tuple([(key, row[key]) for key in SHAPE if row.get(key)])
     shared = _cached_shared(facts or builtin(), shape, *map(row.get, SHARED))
@@ -90,42 +90,38 @@ def _describe_run(row: Row, facts: Facts | None) -> Run:
     if isinstance(parsed_layout, UserError):
         raise parsed_layout.with_traceback(None)
     gbs = whole_number(row, "gbs")
-    if (
-        shared.by_cost
-        and parsed_layout.layout.pp > 1
-        and parsed_layout.layout.vp is None
-        and "chunks" not in (row.get("layout") or "")
-    ):
-        parsed_layout = _partition_by_cost(shared.setting.model, parsed_layout)
-    described_run = Run(
-        shared.setting, parsed_layout.layout, parsed_layout.gpus, gbs or parsed_layout.gbs, parsed_layout.note
-    )
-    recomputes_as_needed = parsed_layout.as_needed or (shared.tuned and not (row.get("recompute") or "").strip())
+    layout, gpus, default_gbs, note, as_needed = parsed_layout
+    if shared.by_cost and layout.pp > 1 and layout.vp is None and "chunks" not in (row.get("layout") or ""):
+        layout, note = _partition_by_cost(shared.setting.model, layout), ""
+    parsed_run = Run(shared.setting, layout, gpus, gbs or default_gbs, note)
+    recomputes_as_needed = as_needed or (shared.tuned and not (row.get("recompute") or "").strip())
     if not shared.arguments and not recomputes_as_needed:
-        return described_run
-    job = described_run.job
+        return parsed_run
+    job = parsed_run.job
     if shared.arguments:
         job = megatron_args.apply(job, shared.arguments)[0]
     if recomputes_as_needed:
         job = _recompute_as_needed(job)
-    note = "" if _stages_of(job.layout) != _stages_of(parsed_layout.layout) else parsed_layout.note
+    if _partition_fields(job.layout) != _partition_fields(layout):
+        note = ""
     return Run.from_job(job)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
 
 
-def _check_micro_batches(row: Row, described_run: Run) -> None:
-    """Raise InconsistentRow if the micro-batches of the row do not add up to its global batch size."""
-    micro_batches, layout = whole_number(row, "num_microbatches"), described_run.layout
-    if not micro_batches or layout.below_one() or described_run.gpus % layout.model_parallel:
+def _check_micro_batches(row: Row, parsed_run: Run) -> None:
+    """Raise InconsistentRow unless num_microbatches x mbs x dp of the row is its global batch size."""
+    micro_batches, layout = whole_number(row, "num_microbatches"), parsed_run.layout
+    if not micro_batches or layout.below_one() or parsed_run.gpus % layout.model_parallel:
         return  # `legality` reports degrees that do not match the GPUs
-    dp = described_run.gpus // layout.model_parallel
+    dp = parsed_run.gpus // layout.model_parallel
     samples = micro_batches * layout.mbs * dp
-    if samples != described_run.gbs:
+    if samples != parsed_run.gbs:
         product = f"num_microbatches {micro_batches} x mbs {layout.mbs} x dp {dp} = {samples:,}"
-        hint = "leave num_microbatches blank: it follows from gbs"
-        raise InconsistentRow(f"{product}, but gbs is {described_run.gbs:,}", hint)
+        hint = "correct gbs, or leave num_microbatches blank"
+        raise InconsistentRow(f"{product}, but gbs is {parsed_run.gbs:,}", hint)
 
 
-def _stages_of(x: Layout) -> tuple[object, ...]:
+def _partition_fields(x: Layout) -> tuple[object, ...]:
+    """Return the fields that partition the layers into stages."""
     return (x.pp, x.vp, x.chunks, x.embedding_as_layer, x.loss_as_layer, x.first_layers, x.last_layers)
 
 
@@ -146,29 +142,29 @@ CACHE_SIZE = 2**14
 
 
 class Shared(NamedTuple):
-    """The values shared by rows that differ only in their layout."""
+    """The values that rows share if they differ only in their layout."""
 
     setting: PlannedJob
     arguments: Mapping[str, str]
     """Megatron-LM arguments."""
     tuned: bool
-    """Whether the runs recompute as much as necessary, without a value in the table."""
+    """Whether the runs recompute as much as they need to fit if the column `recompute` is blank."""
     by_cost: bool
-    """Whether layers are partitioned by their cost."""
+    """Whether layers are partitioned by parameters (`stages.partition_by_cost`)."""
 
 
 @lru_cache(CACHE_SIZE)
 def _cached_shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | None) -> Shared | UserError:
-    """Parse the columns in `SHAPE` and `SHARED`. Errors are returned, so that they are cached, too."""
+    """Parse the columns in `SHAPE` and `SHARED`. Errors are returned instead of raised, so that they are cached."""
     row = {key: (value or "").strip() for key, value in zip(SHARED, values, strict=True)} | dict(shape)
     try:
         options = _parse_options(row)
         arguments = megatron_args.parse(row["flags"])
         model = _find_model(row, facts.translate)
         setting = _build_setting(row, model, options, facts.hardware)
-    except InconsistentRow as cannot_be:
-        return cannot_be
-    except WrongText as wrong:
+    except InconsistentRow as inconsistent:
+        return inconsistent
+    except CellSyntaxError as wrong:
         return UserError(str(wrong), wrong.hint)
     except UserError as unknown:
         return Unsupported(str(unknown), unknown.hint)
@@ -176,12 +172,13 @@ def _cached_shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: st
     return Shared(setting, arguments, release.tuned, release.by_cost)
 
 
-class WrongText(UserError):
+class CellSyntaxError(UserError):
     """A cell with its own syntax (`options`, `layout`, `flags`) cannot be parsed."""
 
 
 def _build_setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> PlannedJob:
-    node = hardware.pick(facts.nodes, facts.gpu_name(row["gpu"] or GPU), "GPU")  # the column name, for messages
+    """Return the job that a row describes, without its layout and GPUs."""
+    node = hardware.pick(facts.nodes, facts.gpu_name(row["gpu"] or DEFAULT_GPU), "GPU")
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
         precision = releases.fp8_kind(row["release"])
@@ -192,7 +189,7 @@ def _build_setting(row: Row, model: ModelShape, options: Options, facts: Hardwar
         node=node,
         fabric=facts.fabric_of(node),
         gpus=1,
-        seq=whole_number(row, "seq") or SEQ,
+        seq=whole_number(row, "seq") or DEFAULT_SEQ,
         precision=precision,
         layout=Layout(),
         task=_parse_task(row),
@@ -201,17 +198,17 @@ def _build_setting(row: Row, model: ModelShape, options: Options, facts: Hardwar
 
 
 def one_line(wrong: UserError) -> str:
-    """Return the message and the hint of an error in one line, because a table has one cell for both."""
+    """Return the message and the hint of an error as one line, for a cell of a table."""
     return f"{wrong}; {wrong.hint}" if wrong.hint else str(wrong)
 
 
 def strip_thousands_separators(text: str) -> str:
-    """Remove the commas from `1,024.5`. Other commas are kept, and make the number invalid: `6,0` may mean 6.0."""
+    """Remove the commas from `1,024.5`. Other commas stay, so that `6,0`, which may mean 6.0, is invalid."""
     return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text) else text
 
 
 def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
-    """Return an integer from a row, or `default` if the cell is blank; `128k` is 131,072.
+    """Return a positive integer from a row, or `default` if the cell is blank; `128k` is 131,072.
 
     Raises:
         InconsistentRow: the cell is not a positive integer.
@@ -219,8 +216,8 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     text = strip_thousands_separators((row.get(key) or "").strip())
     if not text:
         return default
-    if text.isascii() and text.isdigit() and len(text) < 12 and (whole := int(text)):
-        return whole
+    if text.isascii() and text.isdigit() and len(text) < 12 and (number := int(text)):
+        return number
     if match := re.fullmatch(r"(\d{1,9})k", text.lower()):
         return int(match[1]) * 1024
     try:
@@ -233,9 +230,9 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
 
 
 def _find_model(row: Row, translate: Callable[[str], str]) -> ModelShape:
-    """Return the model, found as in `plan` and changed by the shape columns; `gpt` and `moe` have only these."""
+    """Return the model of a row, changed by its shape columns; the models `gpt` and `moe` have only these."""
     name = row["model"]
-    shape = {key: _shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
+    shape = {key: _parse_shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
     if name in ("gpt", "moe"):
         shape_fields = {"layers": 0, "vocab": 50257, "positions": 1024, **shape}
         return ModelShape.from_shape(name=name, style="gpt", **shape_fields)
@@ -244,8 +241,8 @@ def _find_model(row: Row, translate: Callable[[str], str]) -> ModelShape:
     return model.replace(**changes) if changes else model
 
 
-def _shape_value(row: Row, key: str) -> Any:
-    """Return the value of a shape column in the type of its field; sizes are positive integers, or `0`."""
+def _parse_shape_value(row: Row, key: str) -> Any:
+    """Return the value of a shape column in the type of its field; sizes are integers of at least 0."""
     default = DEFAULTS.get(key, 0)
     text = row[key].strip()
     if isinstance(default, bool):
@@ -265,7 +262,7 @@ DEFAULTS = {f.name: f.default for f in fields(ModelShape) if isinstance(f.defaul
 
 
 class ParsedLayout(NamedTuple):
-    """A layout without its batch size."""
+    """The layout of a row; its global batch size is not set."""
 
     layout: Layout
     gpus: int
@@ -273,12 +270,12 @@ class ParsedLayout(NamedTuple):
     """Global batch size if the row has none."""
     note: str
     as_needed: bool
-    """Whether the run recomputes as much as necessary."""
+    """Whether the run recomputes as much as it needs to fit in memory."""
 
 
 @lru_cache(CACHE_SIZE)
 def _cached_layout(layers: int, *values: str | None) -> ParsedLayout | UserError:
-    """Parse the columns in `LAYOUT`. Errors are returned, so that they are cached, too."""
+    """Parse the columns in `LAYOUT`. Errors are returned instead of raised, so that they are cached."""
     row = {key: (value or "").strip() for key, value in zip(LAYOUT, values, strict=True)}
     try:
         return _parse_layout(layers, row)
@@ -287,7 +284,7 @@ def _cached_layout(layers: int, *values: str | None) -> ParsedLayout | UserError
 
 
 def _parse_layout(layers: int, row: Row) -> ParsedLayout:
-    """Parse a layout. A blank degree is 1; a blank batch size follows from the other columns."""
+    """Parse the columns in `LAYOUT`. A blank degree is 1; the batch size follows from the other columns."""
     tp, pp, cp, ep, mbs = (whole_number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
     vp, etp, dp = (whole_number(row, key) for key in ("vp", "etp", "dp"))
     usual_layout = releases.find(row["framework"], row["release"]).layout
@@ -297,9 +294,9 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
     batches = whole_number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
     if dp and gpus not in (unit * dp, unit * dp * ep):  # in some tables, dp is the expert data-parallel size
         product = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
-        raise InconsistentRow(f"{product}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
+        raise InconsistentRow(f"{product}, but gpus is {gpus}", "correct gpus, or leave dp blank")
     # A row with a framework or release was trained: NeMo ignores vp if pp is 1, and recipes may have uneven stages
-    # that their tables do not show. All other rows are used as given.
+    # that their tables do not show. All other rows are planned exactly as specified.
     has_trained = bool(row["framework"] or row["release"])
     vp = vp if vp and vp > 1 and not (has_trained and pp == 1) else None
     stages, note = default_partition(layers, pp, vp or 1, has_trained=has_trained)
@@ -319,17 +316,15 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
 
 
 @lru_cache(CACHE_SIZE)
-def _partition_by_cost(model: ModelShape, parsed_layout: ParsedLayout) -> ParsedLayout:
-    """Set the stages of a framework that partitions layers by parameters (`releases.py`)."""
+def _partition_by_cost(model: ModelShape, layout: Layout) -> Layout:
+    """Return the layout with the stages of a framework that partitions layers by parameters (`releases.py`)."""
     layer_cost = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
-    chunks = partition_by_cost(model.layers, parsed_layout.layout.pp, model.vocab * model.hidden / layer_cost)
-    return parsed_layout._replace(
-        layout=parsed_layout.layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False), note=""
-    )
+    chunks = partition_by_cost(model.layers, layout.pp, model.vocab * model.hidden / layer_cost)
+    return layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False)
 
 
 def _apply_layout_column(layout: Layout, text: str) -> Layout:
-    """Apply the `layout` column, which has the syntax of `--layout`; its stages replace others."""
+    """Return the layout with the `layout` column (syntax of `--layout`) applied; its stages replace default ones."""
     given_fields = option_syntax.parse_layout(text, "layout")
     if "chunks" in given_fields or {"first_layers", "last_layers"} & set(given_fields):
         layout = layout.replace(chunks=None, embedding_as_layer=False, loss_as_layer=False)
@@ -339,6 +334,7 @@ def _apply_layout_column(layout: Layout, text: str) -> Layout:
 
 
 def _parse_fsdp(row: Row) -> bool:
+    """Return whether the column `fsdp` is true or a number of GPUs."""
     text = row["fsdp"].lower()
     if text in ("", "0", "false"):
         return False
@@ -356,10 +352,10 @@ RECOMPUTE_IN_PUBLISHED_TABLES = {
 
 
 def _parse_recompute(row: Row) -> Mapping[str, Any]:
-    """Parse granularity and modules: `full`, `selective mlp+core_attn`, `['mla_up_proj']`.
+    """Parse the column `recompute` (`full`, `selective mlp+core_attn`, `['mla_up_proj']`) to fields of `Layout`.
 
     Raises:
-        InconsistentRow: a word is unknown, or the words contradict each other.
+        InconsistentRow: a word is unknown, or modules are not combined with `selective`.
     """
     text = row["recompute"].lower()
     words = re.findall(r"[^\s+,;\[\]()'\"]+", RECOMPUTE_IN_PUBLISHED_TABLES.get(text, text))
@@ -386,9 +382,9 @@ STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_a
 
 
 def _recompute_as_needed(job: PlannedJob) -> PlannedJob:
-    """Return the job with the cheapest recomputation with which it fits; unchanged if it fits already, or never.
+    """Return the job with the cheapest recomputation with which it fits; unchanged if it fits without, or never.
 
-    Used if `recompute` is auto, or if the tuned recipes of the release recompute without a value in their tables.
+    It is used if `recompute` is auto, or blank for a release whose tuned recipes recompute.
     """
     from superpod.planner import memory
 
@@ -399,7 +395,7 @@ def _recompute_as_needed(job: PlannedJob) -> PlannedJob:
 
 
 def _with_recomputation(job: PlannedJob) -> Iterator[PlannedJob]:
-    """Yield the job unchanged, then with the supported modules of each of `STEPS`, then with full recomputation."""
+    """Yield the job without changes, with the supported modules of each of `STEPS`, and with full recomputation."""
     yield job
     before = len(legality.violations(job))
     for step in STEPS:
@@ -414,6 +410,7 @@ def _with_selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
 
 
 def _parse_task(row: Row) -> Any:
+    """Return the task of a row; blank = pretrain."""
     task = (row["task"] or "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
         raise Unsupported(f"there is no task {task!r}", "use pretrain, sft or lora")
@@ -421,10 +418,10 @@ def _parse_task(row: Row) -> Any:
 
 
 def _parse_options(row: Row) -> Options:
-    """Return the usual options for the row's release, changed by its `options` column (syntax of `--option`)."""
+    """Return the usual options of the row's release, changed by its `options` column (syntax of `--option`)."""
     usual: dict[str, Any] = dict(releases.find(row["framework"], row["release"]).options)
     options = Options(release=releases.normalize(row["release"]), **usual)
     try:
         return option_syntax.change_options(options, [row["options"]], "options") if row["options"] else options
     except UserError as wrong:
-        raise WrongText(str(wrong), wrong.hint) from wrong
+        raise CellSyntaxError(str(wrong), wrong.hint) from wrong

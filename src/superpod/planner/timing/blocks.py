@@ -1,4 +1,4 @@
-"""The operations of each kind of block: every function below adds the work of one block to a `roofline.Work`.
+"""Count the operations of each kind of block: every function adds the work of one block to a `roofline.Work`.
 
 FLOPs and bytes account for what Megatron-Core and Transformer Engine fuse. Numbers that are not plain arithmetic have a
 source. `w.stream(a, b, n)` means that n kernels move a elements forward and b backward.
@@ -19,7 +19,7 @@ from superpod.planner.timing.roofline import KINDS, LAYER_KINDS, KernelUnits, Wo
 
 
 def attention(w: Work) -> None:
-    """Add attention: norm, queries/keys/values, rotary embedding, attention, projection."""
+    """Add the work of an attention block: norm, queries/keys/values, rotary embedding, attention, projection."""
     m, tp, t = w.m, w.u.tp, w.tokens
     q, kv = m.heads * m.channels / tp, m.groups * m.channels / np.minimum(tp, m.groups)
     w.norm("attention")
@@ -39,7 +39,7 @@ def attention(w: Work) -> None:
 
 
 def mla(w: Work) -> None:
-    """Add multi-head latent attention: down- and up-projections, a shared rotary key, wide queries and keys."""
+    """Add the work of a multi-latent attention block: down- and up-projections, shared rotary key, core attention."""
     m, tp, t = w.m, w.u.tp, w.tokens
     qk = m.qk_nope_dim + m.qk_rope_dim
     heads = m.heads / tp
@@ -64,9 +64,10 @@ def mla(w: Work) -> None:
 
 
 def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> None:
-    """Add scores, softmax, the product with the values, and the communication of context parallelism.
+    """Add core attention (scores, softmax, GEMM with the values) and the communication of context parallelism.
 
-    `query`, `out` and `keys` are widths in elements per token: of queries, of the output, of keys and values together.
+    `query`, `out` and `keys` are widths in elements per token of queries, output, and keys and values together;
+    `heads` is the number of heads on a rank.
     """
     m, t, job = w.m, w.tokens, w.job
     spans = [model_work.span(m, job.seq, i, True) for i, b in enumerate(m.blocks) if b[0] in ("attention", "mla")]
@@ -99,7 +100,7 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
 
 
 def mlp(w: Work) -> None:
-    """Add a dense MLP with its norm."""
+    """Add the work of a dense MLP and its norm."""
     m, ffn = w.m, w.m.ffn / w.u.tp
     w.norm("mlp")
     _feed_forward(w, w.tokens, ffn, "mlp")
@@ -110,6 +111,7 @@ def mlp(w: Work) -> None:
 
 
 def _feed_forward(w: Work, tokens: Number, ffn: Number, module: str) -> None:
+    """Add both linear layers of an MLP of width `ffn`, and its activation; `module` as for `Work.add`."""
     m = w.m
     up = 2 * ffn if m.gated else ffn  # SwiGLU: gate and up projection in one matrix
     w.gemm(tokens, up, m.hidden, module, name="linear_fc1")
@@ -119,7 +121,7 @@ def _feed_forward(w: Work, tokens: Number, ffn: Number, module: str) -> None:
 
 
 def moe(w: Work) -> None:
-    """Add an MoE layer: router, dispatch of tokens, grouped GEMMs, return of tokens, shared experts."""
+    """Add the work of an MoE layer: router, dispatch of tokens, grouped GEMMs, return of tokens, shared experts."""
     m, u, t, options = w.m, w.u, w.tokens, w.job.options
     width = m.latent or m.hidden
     local = m.experts / u.ep
@@ -156,7 +158,7 @@ def moe(w: Work) -> None:
 
 
 def _expert_biases(w: Work, up: Number, down: Number, experts: Number) -> None:
-    """Add the biases of routed experts, with `up` and `down` elements.
+    """Add the biases of routed experts; `up` and `down`: elements of the outputs of the first and second GEMM.
 
     The first is added by the GEMM, and summed over the rows in the backward pass. The second is weighted by the
     router's probabilities, per expert in FP32 (TEGroupedMLP._apply_bias): the products are written, added, concatenated
@@ -167,7 +169,7 @@ def _expert_biases(w: Work, up: Number, down: Number, experts: Number) -> None:
 
 
 def _dispatch(w: Work, tokens: Number, width: int) -> None:
-    """Add the dispatch of tokens to the ranks of their experts, and the way back.
+    """Add the dispatch of tokens to the ranks of their experts, and the combine.
 
     All-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain with some of
     its experts, and from there once to each rank. Ranks that share experts (ETP) all-gather the received tokens.
@@ -192,13 +194,13 @@ def _expected_destinations(ranks: Array, topk: int) -> Array:
 
 
 def mamba(w: Work) -> None:
-    """Add a Mamba-2 mixer: input projection, convolution, chunked scan, gated norm, output projection."""
+    """Add the work of a Mamba-2 mixer: input projection, convolution, chunked scan, gated norm, output projection."""
     m, tp, t = w.m, w.u.tp, w.tokens
     inner, states = m.mamba_heads * m.mamba_head_dim / tp, 2 * m.mamba_groups * m.mamba_state / tp
     w.norm("mamba")
     w.gemm(t, 2 * inner + states + m.mamba_heads / tp, m.hidden)
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
-    # A scan in chunks of 128 tokens (MambaMixer, chunk_size): matrix products within a chunk, states between chunks.
+    # A scan in chunks of 128 tokens (MambaMixer, chunk_size): GEMMs within a chunk, states between chunks.
     flops, passes = inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states
     scan = kernel_times.chunked_scan(w.job.node.gpu, t * flops)
     w.add("scan", scan, 2.5 * scan)
@@ -210,7 +212,7 @@ def mamba(w: Work) -> None:
 
 
 def delta(w: Work) -> None:
-    """Add a gated delta net: similar to Mamba, with separate widths of keys and values."""
+    """Add the work of a gated delta net: like Mamba, with separate widths of keys and values."""
     m, tp, t = w.m, w.u.tp, w.tokens
     keys, values = m.delta_key_heads * m.delta_key_dim / tp, m.delta_value_heads * m.delta_value_dim / tp
     w.norm("delta")
@@ -226,14 +228,14 @@ def delta(w: Work) -> None:
 
 
 def embedding(w: Work) -> None:
-    """Add the embedding: a lookup; the backward pass adds gradients to its rows."""
+    """Add the work of the embedding: a lookup, and in the backward pass the accumulation of gradients in its rows."""
     h = w.m.hidden
     w.stream(3 * w.outer * h, 4 * w.outer * h, 3)
     w.collective("tp", "all_reduce", w.size * w.tokens * h, w.u.tp, 1.0, (1.0, 1.0))
 
 
 def head(w: Work) -> None:
-    """Add the head: final norm, output layer, loss over the vocabulary (partly in FP32)."""
+    """Add the work of the head: final norm, output layer, loss over the vocabulary (partly in FP32)."""
     m, t = w.m, w.tokens
     columns = m.padded_vocab(w.u.tp.astype(np.int64)) / w.u.tp
     w.norm()

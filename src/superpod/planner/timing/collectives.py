@@ -1,6 +1,6 @@
-"""Duration of collectives, based on latency and bandwidth on two tiers: within and between NVLink domains.
+"""Compute the duration of collectives from latency and bandwidth on two tiers: within and between NVLink domains.
 
-`volumes` counts the bytes that one GPU moves on each tier, and the latencies of the operation; `seconds` divides by the
+`volumes` returns the bytes that one GPU moves on each tier and the number of latencies; `seconds` divides by the
 bandwidths. All arguments may be numpy arrays. Volumes as in nccl-tests, `PERFORMANCE.md` (bus bandwidth): all-reduce
 2S(n-1)/n; all-gather, reduce-scatter and all-to-all S(n-1)/n.
 """
@@ -18,7 +18,7 @@ from superpod.planner.hardware import Fabric, Node
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""Operation -> number of times that a ring passes the whole buffer."""
+"""Operation -> number of times that a ring passes the entire buffer."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Links:
 
 
 def links(node: Node, fabric: Fabric, *, near: float = 1.0, far: float = 1.0, near_us: float = 0.0) -> Links:
-    """Return the links of one GPU; `near` and `far` are the fractions of the nominal bandwidth that NCCL achieves."""
+    """Return the links of one GPU; `near` and `far`: fractions of the nominal bandwidth that NCCL achieves."""
     gpu = node.gpu
     # Without NVLink, GPUs communicate over PCIe; half of its bandwidth is assumed.
     nominal = (gpu.nvlink_gb_per_s if node.nvlink_domain > 1 else 0.0) or gpu.pcie_gb_per_s / 2
@@ -61,19 +61,19 @@ class Volumes:
 
 
 def volumes(operation: Operation, size: Number, ranks: Number, near_ranks: Number) -> Volumes:
-    """Return the bytes and steps of one operation.
+    """Return the bytes that one GPU moves, and the number of steps, on each tier in one operation.
 
     Args:
         operation: the collective; `send` is from one pipeline stage to the next.
-        size: bytes of the whole buffer (for `send` and `all_to_all`: bytes that one rank sends).
+        size: bytes of the entire buffer (for `send` and `all_to_all`: bytes that one rank sends).
         ranks: number of participating GPUs.
-        near_ranks: number of them in one NVLink domain.
+        near_ranks: number of these GPUs in one NVLink domain.
 
     A ring over d domains enters and leaves each domain over the network ports of all its g members (NCCL rails), so
     that each port carries 1/g of the ring's traffic, while NVLink carries all of it.
 
     Raises:
-        UserError: there is no such operation.
+        UserError: the operation is unknown.
     """
     n = np.maximum(ranks, 1)
     g = np.clip(near_ranks, 1, n)
@@ -92,7 +92,7 @@ def volumes(operation: Operation, size: Number, ranks: Number, near_ranks: Numbe
 
 
 def seconds(operation: Operation, size: Number, ranks: Number, near_ranks: Number, over: Links) -> Number:
-    """Return the duration of one operation in seconds; both tiers work concurrently. Arguments as for `volumes`."""
+    """Return the duration of one operation in seconds; both tiers transfer concurrently. Arguments: see `volumes`."""
     v = volumes(operation, size, ranks, near_ranks)
     moving = np.maximum(v.near / over.near_bytes_per_s, v.far / over.far_bytes_per_s)
     return moving + v.near_steps * over.near_s + v.far_steps * over.far_s

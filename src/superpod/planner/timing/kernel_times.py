@@ -1,6 +1,6 @@
-"""Measured kernel times of GEMMs and causal attention, from `data/kernels/GPU.csv`.
+"""Read measured kernel times of GEMMs and causal attention from `data/kernels/GPU.csv`.
 
-A table contains the ratios of measured to ideal time on a grid of powers of two. They are interpolated logarithmically;
+A table contains the ratios of measured to ideal time on a grid of powers of two, which are interpolated in logarithms;
 outside the grid, the values at its edge apply. `benchmarks/condense_kernels.py` writes the tables from measurements,
 and lists their sources. GPUs without a table use the ratios of another GPU of their generation.
 """
@@ -38,7 +38,7 @@ MEASURED_AS = {"fp8": "fp8cs", "fp8ds": "fp8cs", "mxfp8": "fp8cs", "fp16": "bf16
 
 @dataclass(frozen=True)
 class Table:
-    """Logarithms of the ratio of measured to ideal time."""
+    """Logarithms of the ratios of measured to ideal time on one GPU."""
 
     products: dict[str, Array]
     """Precision -> values on the grid (m, n, k)."""
@@ -48,7 +48,7 @@ class Table:
 
 @cache
 def load_table(gpu: Gpu) -> Table:
-    """Load the table of a GPU, or of another GPU of its generation."""
+    """Return the table of a GPU; if it has none, that of another GPU of its generation."""
     path = FOLDER / f"{corrections.decode(gpu.calibrated_as or gpu.name)[0]}.csv"
     return _read(path if path.exists() else FOLDER / f"{generation(gpu)['table']}.csv")
 
@@ -79,11 +79,13 @@ def generation(gpu: Gpu) -> dict[str, Any]:
 
 @cache
 def _generations() -> dict[str, Any]:
+    """Return the tables of `generations.toml`, the newest generation last."""
     return config_files.read_toml(FOLDER / "generations.toml")
 
 
 @cache
 def _read(path: Path) -> Table:
+    """Read the CSV file of a table."""
     products: dict[str, Array] = {}
     attention: dict[int, Array] = {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -104,12 +106,12 @@ def element_bytes(precision: str) -> float:
 
 
 def ideal_seconds(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
-    """Return the ideal time in seconds: FLOPs at peak, plus bytes at full bandwidth, plus a launch."""
+    """Return the ideal time in seconds: FLOPs at peak, plus `passed` bytes at HBM bandwidth, plus a launch."""
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
 
 def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Number = 1) -> Number:
-    """Return the ideal time in seconds of a (grouped) GEMM with 2 bytes per output element (4 in FP32)."""
+    """Return the ideal time in seconds of a (grouped) GEMM; outputs have 2 bytes per element, in FP32 4."""
     element = element_bytes(precision)
     passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
     return ideal_seconds(gpu, 2.0 * groups * m * n * k, gpu.tflops(precision), passed)
@@ -160,7 +162,7 @@ def ideal_attention(
 
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:
-    """Return the ratio of measured to ideal time of causal attention (forward); heads: over all samples."""
+    """Return the ratio of measured to ideal time of causal attention (forward); `heads`: over all samples."""
     nearest_channels = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
     return np.exp(_interpolate(load_table(gpu).attention[nearest_channels], [(sequence, SEQUENCES), (heads, HEADS)]))
 

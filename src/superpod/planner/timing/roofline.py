@@ -1,6 +1,6 @@
-"""The cost of one block of a layer: seconds per resource, for forward, backward and recomputation.
+"""Collect the cost of one block of a layer: seconds per resource, for forward, backward and recomputation.
 
-`blocks.py` counts operations: GEMMs and fused attention in measured kernel time (`kernel_times.py`), everything else in
+`blocks.py` counts operations: GEMMs and fused attention in measured kernel time (`kernel_times.py`), all others in
 ideal time: bytes at HBM bandwidth, bytes on each tier of links, launches. `calibration.py` has one factor per resource
 for the difference from training. All values are arrays over `KernelUnits`, the few distinct combinations of tp, cp, ep,
 mbs, ... in a table of layouts.
@@ -31,7 +31,7 @@ RESOURCES = (
     "expert",  # measured s of arithmetic of routed experts, in the job's precision
     "fill",  # the rest of the measured s of GEMMs: memory traffic and launches
     "attention",  # measured s of fused attention forward; backward the same times the ratio of FLOPs
-    "unfused",  # s at the BF16 or FP16 peak: unfused products of scores
+    "unfused",  # s at the BF16 or FP16 peak: GEMMs of unfused attention
     "scan",  # measured s of a gated delta rule with the same FLOPs: Mamba's recurrence
     "delta",  # measured s of gated delta rules
     "misaligned",  # measured s of GEMMs with misaligned dimensions (16 bytes), per missing factor of 2
@@ -99,7 +99,7 @@ class Work:
     def add(
         self, resource: str, forward: Number, backward: Number, module: str = "", recomputable: bool = True
     ) -> None:
-        """Add seconds or launches to the current block; `module`: names in `MODULES` that recompute them."""
+        """Add seconds or launches to the current block; recomputation of the `MODULES` in `module` repeats them."""
         i = INDEX[resource]
         self.passes[:, self.kind, 0, i] += forward
         self.passes[:, self.kind, 1, i] += backward
@@ -135,9 +135,8 @@ class Work:
         self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
         if low:
             left, result = rows * inner, rows * out
-            written = (
-                2 * self.operand
-            )  # row-wise and column-wise copies; kernels that are not fused also read the input
+            # Row-wise and column-wise copies; kernels that are not fused also read the input.
+            written = 2 * self.operand
             cast = "expert_cast" if resource == "expert" else "cast"
             self.add(cast, casts[0] * left * written / self.hbm, casts[1] * result * written / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
@@ -167,7 +166,7 @@ class Work:
         self.add("kernels", 4.0, 8.0, module)
 
     def fused_attention(self, sequence: float, query: Number, out: Number, keys: Number, heads: Number) -> None:
-        """Add causal attention over sequences of `sequence` tokens; widths in elements per token on this rank."""
+        """Add causal attention over sequences of `sequence` tokens; widths as for `kernel_times.ideal_attention`."""
         gpu = self.job.node.gpu
         widths = float(np.max(query / heads))
         seconds = [
@@ -181,13 +180,13 @@ class Work:
     def stream(
         self, forward: Number, backward: Number, kernels: float, module: str = "", resource: str = "stream"
     ) -> None:
-        """Add elements read and written by `kernels` kernels; the backward pass launches the same number."""
+        """Add memory-bound work: elements that `kernels` kernels read and write in each pass."""
         self.add(resource, forward * self.size / self.hbm, backward * self.size / self.hbm, module)
         self.add("kernels", kernels, kernels, module)
 
     def collective(self, group: str, operation: collectives.Operation, size: Number, ranks: Number, stride: Number,
                    times: tuple[float, float], module: str = "") -> None:  # fmt: skip
-        """Add a collective over `ranks` GPUs with a rank distance of `stride`, `times` = (forward, backward) times."""
+        """Add a collective of `ranks` GPUs whose ranks differ by `stride`; `times`: number in (forward, backward)."""
         near_ranks = np.clip(self.domain / stride, 1, ranks)
         v = collectives.volumes(operation, size, ranks, near_ranks)
         for part, amount in (
@@ -199,7 +198,7 @@ class Work:
             self.add(f"{group}_{part}", amount * times[0], amount * times[1], module)
 
     def norm(self, before: str = "") -> None:
-        """Add a norm over the hidden size; forward reads and writes one tensor, backward reads two more."""
+        """Add a norm over the hidden size; `before`: kind of the block that follows, if the norm can be recomputed."""
         h, module = self.m.hidden, "layernorm" if before and self.job.has_separate_norm(before) else ""
         self.stream(2 * self.outer * h, 4 * self.outer * h, 1, module)
 
@@ -212,14 +211,13 @@ class Work:
             self.stream(3 * self.outer * h, 1 * self.outer * h, 1)
 
     def parallel(self, module: str = "") -> None:
-        """Add the tensor-parallel communication of a block: an all-reduce per pass, or its halves with SP."""
+        """Add the tensor-parallel communication of a block: per pass an all-reduce, or with SP its two halves."""
         size = self.size * self.tokens * self.m.hidden
         if self.low:  # with sequence parallelism, Transformer Engine gathers quantized inputs
             size = size * np.where(self.u.sp > 0, (self.operand + self.size) / 2 / self.size, 1.0)
         self.collective("tp", "all_reduce", size, self.u.tp, 1.0, (1.0, 1.0), module)
-        regathered = np.where(
-            (self.u.sp > 0) & (self.u.tp > 1), 0.5, 0.0
-        )  # the input is gathered again for the weight gradient
+        # With sequence parallelism, the input is gathered again for the weight gradient.
+        regathered = np.where((self.u.sp > 0) & (self.u.tp > 1), 0.5, 0.0)
         if not self.frozen:
             v = collectives.volumes("all_reduce", size, self.u.tp, np.minimum(self.u.tp, self.domain))
             self.add("tp_near", 0, regathered * v.near / self.near)
@@ -227,7 +225,7 @@ class Work:
 
 
 def _missing_factors(side: Number, size: int) -> Number:
-    """Return the number of factors of 2 that a matrix dimension lacks for the 16-byte alignment of Tensor Cores.
+    """Return the number of factors of 2 that a GEMM dimension lacks for the 16-byte alignment of Tensor Cores.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3 (requirements to use tensor cores).
     """

@@ -1,4 +1,4 @@
-"""The pipeline schedule of one step: simulated as events, and as the closed form that the vectorized model uses.
+"""Compute the pipeline schedule of one step: as simulated events, and as the closed form of the vectorized model.
 
 `timeline` simulates a schedule of Megatron-Core (pipeline_parallel/schedules.py) with given durations: each rank runs
 its passes in a fixed order, each as soon as the rank is free and its input has arrived. The search uses `closed_form`
@@ -34,7 +34,7 @@ class Event:
 
 
 def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") -> list[Pass]:
-    """Return the passes of one rank in order: gpipe, 1F1B, or with vp > 1 interleaved 1F1B.
+    """Return the passes of a pipeline rank in the order of a schedule: gpipe, 1F1B, or with vp > 1 interleaved 1F1B.
 
     Raises:
         UserError: the schedule is interleaved, and the number of micro-batches is not a multiple of pp.
@@ -42,7 +42,7 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
     total = micro_batches * vp
     if vp > 1 and micro_batches % pp:
         raise UserError(f"with vp {vp}, the number of micro-batches, {micro_batches}, must be a multiple of pp {pp}")
-    # `warm`: forward passes before the first backward pass (get_pp_rank_microbatches in schedules.py).
+    # `warmup`: forward passes before the first backward pass (get_pp_rank_microbatches in schedules.py).
     if name == "gpipe":
         warmup = total
     elif vp > 1:
@@ -57,7 +57,7 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
 
 
 def _turn(i: int, pp: int, vp: int) -> tuple[int, int]:
-    """Return the chunk and the micro-batch of a rank's i-th forward pass: pp micro-batches per chunk in turn."""
+    """Return (chunk, micro-batch) of a rank's i-th forward pass: pp micro-batches per chunk in turn."""
     if vp == 1:
         return 0, i
     group, place = divmod(i, pp * vp)
@@ -73,7 +73,7 @@ def timeline(
     send: float = 0.0,
     name: str = "1f1b",
 ) -> list[Event]:
-    """Return all passes of one step with start and end, sorted by start.
+    """Simulate one training step, and return its passes sorted by start time.
 
     Args:
         forward: forward time in seconds of one micro-batch through all chunks of each pipeline rank.
@@ -84,7 +84,7 @@ def timeline(
         name: 1f1b or gpipe.
 
     Raises:
-        UserError: as `order`, or the schedule deadlocks.
+        UserError: an interleaved schedule has a number of micro-batches that is not a multiple of pp, or deadlocks.
     """
     pp = len(forward)
     pending_passes = [order(stage, pp, vp, micro_batches, name) for stage in range(pp)]
@@ -112,7 +112,7 @@ def timeline(
 def _ready(
     stage: int, one_pass: Pass, pp: int, vp: int, done: Mapping[tuple[int, Pass], float], send: float
 ) -> float | None:
-    """Return when the input of a pass arrives; None if the pass that produces it has not run yet."""
+    """Return the time in seconds at which a pass has its input; None if the pass that produces it has not run yet."""
     kind, chunk, micro_batch = one_pass
     step = 1 if kind == "forward" else -1
     position = chunk * pp + stage - step
@@ -125,18 +125,18 @@ def _ready(
 
 
 def span(events: Sequence[Event]) -> float:
-    """Return the seconds from the first start to the last end."""
+    """Return the duration of a step in seconds, from the first start to the last end."""
     return max(event.end for event in events) - min(event.start for event in events)
 
 
 def closed_form(forward: Sequence[float], backward: Sequence[float], micro_batches: int, *, vp: int = 1) -> float:
-    """Return the duration of the schedule in seconds without messages: time of the slowest rank, and the bubble."""
+    """Return the duration of a step in seconds, without messages: time of the slowest rank plus bubble."""
     per_rank = np.add(forward, backward)
     return float(micro_batches * per_rank.max() + bubble_seconds(per_rank, np.ones(len(per_rank)), np.array(vp)))
 
 
 def bubble_seconds(seconds_per_rank: Array, rank_counts: Array, vp: Array) -> Array:
-    """Return the seconds per step that the slowest rank waits for the others: [...] from [..., ranks].
+    """Return the pipeline bubble in seconds per step, of shape [...] for arrays of shape [..., ranks].
 
     Args:
         seconds_per_rank: forward and backward seconds of one micro-batch through all chunks of each (distinct) rank.

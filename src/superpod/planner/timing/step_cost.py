@@ -1,4 +1,4 @@
-"""The cost of one step on each pipeline rank before calibration: arrays that `steptime.py` converts to seconds.
+"""Compute the cost of one step on each pipeline rank before calibration, which `steptime.py` converts to seconds.
 
 `from_job` is the only part of the time model that reads the job. `stack` concatenates the tables of several jobs, so
 that `benchmarks/fit_steptime.py` can compute a thousand runs at once.
@@ -73,7 +73,7 @@ class StepCost:
     vp: Array
     tp: Array
     send_near: Array
-    """s at nominal bandwidth to send one activation to the next stage."""
+    """Seconds at nominal bandwidth to send the activations of a micro-batch to the next stage."""
     send_far: Array
     sends_far: Array
     """1 if pipeline stages are in different NVLink domains, else 0."""
@@ -84,7 +84,7 @@ class StepCost:
     """s at nominal bandwidth to all-gather the parameters."""
     gather_far: Array
     dp_steps: Array
-    """Number of latencies of one such collective."""
+    """Number of latencies of one of these collectives."""
     states: Array
     """s at HBM bandwidth to read and write a rank's shard of the optimizer states."""
     grads: Array
@@ -150,7 +150,7 @@ def from_job(job: PlannedJob, c: Columns, units: UnitCosts | None = None) -> Ste
 
 
 def full(job: PlannedJob, c: Columns) -> Array:
-    """Return the fraction of a GPU's usable memory that each layout reserves at most; memory caps are ignored."""
+    """Return the peak reserved memory of each layout as a fraction of the GPU's usable memory, ignoring memory caps."""
     reserved = np.where(c.weight > 0, memory.peak(job, c).reserved, 0)
     return reserved.max(axis=-1) / memory.usable(job.node.gpu)
 
@@ -168,7 +168,7 @@ OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp", "ove
 
 
 def stack(costs: Sequence[StepCost]) -> StepCost:
-    """Concatenate the tables of several jobs, padded with ranks of weight 0."""
+    """Concatenate the costs of several jobs along L, padded with ranks of weight 0."""
     ranks = max(d.weight.shape[1] for d in costs)
     offsets = np.cumsum([0, *(len(d.work) for d in costs)])
     columns: dict[str, Any] = {}
@@ -213,19 +213,18 @@ def _distinct(columns: Mapping[str, Column]) -> tuple[dict[str, Column], Column]
 
 
 def _recomputed_share(one: Mapping[str, Column], layers: Column) -> Array:
-    """Return the fraction of layers that a rank recomputes; the block method recomputes some layers per chunk."""
+    """Return the fraction of its layers that each rank recomputes: with the block method recompute_layers per chunk."""
     recomputed_layers = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
     return np.where(block[..., None], np.minimum(1.0, recomputed_layers[..., None] / np.maximum(layers, 1)), 1.0)
 
 
 def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
-    """Return the cost of sending one activation to the next stage: tokens x hidden, / tp with sequence parallelism."""
+    """Return the cost of sending a micro-batch's activations to the next stage: tokens x hidden (/ tp with SP)."""
     tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
     size = tokens * job.model.hidden * 2.0
-    inner = (
-        one["tp"] * one["cp"] * one["dp"]
-    )  # distance of pipeline neighbours in global rank: pp is the outermost dimension
+    # Distance of neighboring stages in global ranks: pp is the outermost dimension.
+    inner = one["tp"] * one["cp"] * one["dp"]
     near_ranks = np.where(inner < job.node.nvlink_domain, 2, 1)
     v = collectives.volumes("send", size, np.minimum(one["pp"], 2), near_ranks)
     crosses = (one["pp"] > 1) & (one["pp"] * inner > job.node.nvlink_domain)
@@ -237,11 +236,12 @@ def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
 
 
 def _far(job: PlannedJob) -> float:
+    """Return the nominal bandwidth between NVLink domains per GPU, in bytes/s."""
     return collectives.inter_domain_gb_per_s(job.node, job.fabric) * 1e9
 
 
 def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
-    """Return the parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
+    """Return the number of parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
     tp, ep, etp = (column.astype(np.int64) for column in (units.tp, units.ep, units.etp))
     parameters = np.zeros((len(tp), len(KINDS), 2))
     for kind in job.model.kinds:

@@ -1,4 +1,4 @@
-"""Predict the step time: compute roofline + exposed communication + pipeline schedule.
+"""Predict the step time: compute roofline, exposed communication and pipeline schedule.
 
     step_cost.py  cost of a step at nominal peaks and bandwidths            (arithmetic)
     calibration   achieved relative to nominal performance                  (data/calibration.toml)
@@ -37,15 +37,15 @@ TERMS = (
 
 
 MIN_EXPOSED_DISPATCH = 0.5
-"""Minimum exposed fraction of expert dispatch if it overlaps with another micro-batch: overlap saved less than half of
-the dispatch of Qwen3 235B on H100 (yanring/Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md)."""
+"""Minimum exposed fraction of expert dispatch that overlaps with another micro-batch: overlap hid less than half of the
+dispatch of Qwen3 235B on H100 (yanring/Megatron-MoE-ModelZoo, best_practice/qwen3/readme.md)."""
 EDGE = 0.01
 """Width of the transition to full memory, as a fraction of the memory."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Predicted step times; arrays have the shape of the table without the axis of ranks."""
+    """Predicted step times in seconds; arrays have the shape of the columns without the axis of ranks."""
 
     seconds: Array
     terms: dict[str, Array]
@@ -133,7 +133,7 @@ def price(d: StepCost, k: Constants, seconds: UnitSeconds | None = None) -> dict
 
 
 def _retries(d: StepCost, k: Constants) -> Array:
-    """Return the seconds per micro-batch that pipeline stages spend on allocation retries if memory is almost full."""
+    """Return the seconds per micro-batch that a pipeline spends on allocation retries when memory is almost full."""
     above = 1 / (1 + np.exp(np.clip((k.get("full_from", 1.0) - d.full) / EDGE, -50, 50)))
     return k.get("alloc_retries", 0.0) * above * (1 - 1 / d.pp)
 
@@ -175,11 +175,11 @@ PRICES = {
     **dict.fromkeys(("kernels", "expert_kernels"), "launch"),
     **{f"{group}_{part}": group for group in ("tp", "cp", "ep") for part in ("near", "far", "steps", "hops")},
 }
-"""Resource of `roofline.py` -> group. The calibration constant of the same name is multiplied with its cost."""
+"""Resource of `roofline.py` -> group. Its cost is multiplied by the calibration constant of the same name."""
 
 
 def _messages(d: StepCost, k: Constants) -> Array:
-    """Return the exposed time of sends between stages, which partly overlap while the pipeline is full."""
+    """Return the exposed seconds per step of sends between stages, which partly overlap while the pipeline is full."""
     one = d.send_near * k["send_near"] + d.send_far * k["send_far"]
     one = one + np.where(d.send_far > 0, k["send_far_s"], k["send_near_s"])
     full = 2 * d.micro_batches * d.vp * (1 - k["send_hidden"] * d.overlap_p2p * k.get("overlap_pp", 1.0))
@@ -187,7 +187,7 @@ def _messages(d: StepCost, k: Constants) -> Array:
 
 
 def _exposed_dp(d: StepCost, k: Constants, forward: Array, backward: Array) -> Array:
-    """Return the seconds of data-parallel collectives that do not overlap with computation."""
+    """Return the seconds per step of data-parallel collectives that do not overlap with computation."""
     steps = d.dp_steps * k["dp_step_s"]
     reduce = d.reduce_near * k["dp_near"] + d.reduce_far * k["dp_far"] + steps
     gather = d.gather_near * k["dp_near"] + d.gather_far * k["dp_far"] + steps
@@ -208,12 +208,12 @@ def _exposed_dp(d: StepCost, k: Constants, forward: Array, backward: Array) -> A
 
 
 def _exposed_part(communication: Array, under: Array, tail: Number) -> Array:
-    """Return the communication that exceeds the computation it overlaps with; the last bucket (`tail`) never does."""
+    """Return the seconds of communication beyond the `under` seconds that hide it; the share `tail` is never hidden."""
     return np.maximum(communication * np.minimum(tail, 1.0), communication - under)
 
 
 def _smooth_maximum(a: Array, b: Array, power: Number) -> Array:
-    """Return a smooth maximum: if both are similar, kernels differ, and queues are sometimes empty."""
+    """Return a smooth maximum (p-norm): if both times are similar, the launch queue is sometimes empty."""
     power = _wide(power)[..., None]
     return (a**power + b**power) ** (1 / power)  # the p-norm
 
@@ -223,16 +223,16 @@ def _wide(value: Number) -> Array:
 
 
 def mfu(job: PlannedJob, seconds: float) -> float:
-    """Return the model FLOP/s relative to the peak of the job's precision, with causal attention, no recomputation.
+    """Return the model FLOPs utilization, relative to the peak of the job's precision, with causal attention.
 
-    With LoRA, frozen weights have no weight gradient: one forward and one backward GEMM, two thirds.
+    With LoRA, frozen weights have no weight gradient, so only two of three GEMMs count.
     """
     flops = job.model.flops_per_token(job.seq, causal=True) * job.tokens * (2 / 3 if job.task == "lora" else 1)
     return flops / seconds / job.gpus / (job.node.gpu.tflops(job.precision) * 1e12)
 
 
 def hfu(job: PlannedJob, seconds: float) -> float:
-    """Return the same as `mfu`, but including the forward passes that full recomputation repeats."""
+    """Return the hardware FLOPs utilization: `mfu` plus the forward passes that full recomputation repeats."""
     layout, layers = job.layout, job.model.layers
     share = 1.0 if layout.recompute == "full" else 0.0
     if layout.recompute == "full" and layout.recompute_method == "block":
@@ -242,7 +242,7 @@ def hfu(job: PlannedJob, seconds: float) -> float:
 
 
 def tokens_per_s_per_gpu(job: PlannedJob, seconds: float) -> float:
-    """Return the throughput per GPU."""
+    """Return the throughput in tokens/s per GPU of a job with a step time of `seconds`."""
     return job.tokens / seconds / job.gpus
 
 
