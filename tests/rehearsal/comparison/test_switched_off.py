@@ -16,9 +16,9 @@ TESTS = sorted({test for row in switched_off.ROWS for test in row.tests})
 
 
 def replaced_by_name():
-    """Fields that a patch replaces one by one: `_replace(config, "moe_token_dispatcher_type", "alltoall")`."""
+    """Fields that a patch replaces one by one: `_switch_off(config, "moe_token_dispatcher_type", "alltoall")`."""
     tree = ast.parse((ROOT / "src" / "superpod" / "rehearsal" / "patches" / "gpu_settings.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_replace"]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_switch_off"]
     return {call.args[1].value for call in calls if isinstance(call.args[1], ast.Constant)}
 
 
