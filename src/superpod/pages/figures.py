@@ -207,10 +207,7 @@ def _create_rank_map() -> figure:
 
 
 def _create_curve(name: str, *, log: bool, height: int = 230) -> figure:
-    """Return a figure of a curve with dots, or of two curves for strong and weak scaling (`sizes_*`).
-
-    `log`: whether the x axis is logarithmic.
-    """
+    """Return a figure of a curve with dots, or of two for strong and weak scaling; `log` is for the x axis."""
     plot = create_figure(name, height, x=(1, 2), y=(0, 1), x_axis_type="log" if log else "linear")
     for part in ("strong", "weak") if name.startswith("sizes_") else ("curve",):
         plot.line(

@@ -60,10 +60,11 @@ def summarize(job: PlannedJob, p: Prediction) -> dict[str, Any]:
 
 def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[str, Any]:
     """Return the details of a layout, with a simulated timeline if `timeline`."""
+    degrees = {name: getattr(job.layout, name) for name in ("tp", "pp", "cp", "ep", "mbs")}
     return summarize(job, prediction) | {
         "limit_gib": prediction.limit_gib,
         "micro_batches": job.micro_batches,
-        "degrees": _degrees(job),
+        "degrees": degrees | {"vp": job.layout.vp or 1, "dp": job.dp},
         "terms": dict(prediction.terms_s),
         "memory": _memory(job),
         "ranks": _ranks(job),
@@ -74,19 +75,6 @@ def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[
 def _count_passes(job: PlannedJob) -> int:
     """Return the number of forward and backward passes in a step, over all pipeline ranks and chunks."""
     return 2 * job.layout.pp * (job.layout.vp or 1) * job.micro_batches
-
-
-def _degrees(job: PlannedJob) -> dict[str, int]:
-    layout = job.layout
-    return {
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "vp": layout.vp or 1,
-        "cp": layout.cp,
-        "ep": layout.ep,
-        "dp": job.dp,
-        "mbs": layout.mbs,
-    }
 
 
 def _memory(job: PlannedJob) -> dict[str, Any]:

@@ -100,10 +100,7 @@ def _keep_partition(layout: Layout) -> Layout:
 
 
 def _describe_layouts(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
-    """Return columns with the settings of all layouts; non-numeric ones are indices into the lists of `names`.
-
-    `precision` is the index of the search's precision.
-    """
+    """Return columns with the settings of all layouts; non-numeric ones are indices into the lists of `names`."""
     fields = search.fields
     used, first = np.unique(fields["split"], return_index=True)
     splits = dict(zip(used.tolist(), (_keep_partition(search.layout(int(i))) for i in first), strict=True))

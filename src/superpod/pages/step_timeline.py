@@ -107,15 +107,9 @@ def simulate_passes(
     plan_s: float = 0.0,
     name: str = "1f1b",
 ) -> StepTimeline:
-    """Simulate a step with passes of given durations.
+    """Simulate a step with passes of given durations and the pipeline schedule `name`.
 
-    Args:
-        passes: as in `StepTimeline`.
-        micro_batches: micro-batches per step.
-        vp: number of chunks of each pipeline rank.
-        after: seconds by term after the last pass.
-        plan_s: planned step time, which is stored in the result.
-        name: name of the pipeline schedule.
+    `passes`, `after` and `plan_s` are those of the resulting `StepTimeline`.
 
     Raises:
         UserError: the number of micro-batches of an interleaved schedule is not a multiple of pp.
@@ -125,16 +119,9 @@ def simulate_passes(
     return StepTimeline(events, passes, after or {}, plan_s)
 
 
-def _pass_terms(parts: Parts, vp: int, send: float, inside_share: float) -> Parts:
-    """Return the seconds by term of a pass through one chunk, without zeros.
-
-    Args:
-        parts: seconds by term of a pass through all chunks of a rank.
-        vp: number of chunks.
-        send: seconds of exposed sends.
-        inside_share: seconds of data-parallel communication within the pass.
-    """
-    seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside_share, "pp_p2p": send}
+def _pass_terms(parts: Parts, vp: int, send_s: float, dp_s: float) -> Parts:
+    """Return the seconds by term of a pass through one chunk, without zeros, from those through all `vp` chunks."""
+    seconds = {key: value / vp for key, value in parts.items()} | {"dp": dp_s, "pp_p2p": send_s}
     return {key: seconds[key] for key in PASS_TERMS if seconds[key] > 0}
 
 

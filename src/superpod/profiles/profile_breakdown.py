@@ -140,15 +140,10 @@ def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
 
 
 def _exposed_by_group(work: Work, before: Any, communication: Any, covered_total_ns: int) -> dict[str, float]:
-    """Return the seconds of exposed communication of each kind of process group.
+    """Return {group: seconds of exposed communication}; at each moment, the first group in `GROUPS` counts.
 
-    If two groups communicate at the same time, the first one in `GROUPS` counts.
-
-    Args:
-        work: the work items.
-        before: mask of the work items of the preceding classes.
-        communication: mask of the work items that communicate.
-        covered_total_ns: nanoseconds that the preceding classes cover.
+    `before` and `communication` are masks of the work items of the preceding classes, which cover `covered_total_ns`,
+    and of those that communicate.
     """
     so_far, seconds = before.copy(), {}
     for group in (*GROUPS[1:], ""):

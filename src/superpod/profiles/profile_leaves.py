@@ -28,14 +28,7 @@ class Leaves:
         return sum(len(columns[0]) for columns in self._threads.values())
 
     def add(self, thread: tuple[Any, Any], start: int, end: int, name: int, kind: int) -> None:
-        """Add an operation.
-
-        Args:
-            thread: process and thread.
-            start, end: times in nanoseconds.
-            name: index of the name.
-            kind: index into `CLASSES`, or HOLDS or OPTIMIZER.
-        """
+        """Add an operation of a (process, thread), in nanoseconds; `kind` is a class index, HOLDS or OPTIMIZER."""
         key = (str(thread[0]), str(thread[1]))
         columns = self._threads.get(key)
         if columns is None:

@@ -173,10 +173,7 @@ def _read_gpu(file: _File, number: int) -> tuple[str, int]:
 
 
 def _read_host(file: _File, processes: set[Any], ids: Any, ranges: list[Range]) -> tuple[Host, Any]:
-    """Return the host's long API calls and NVTX ranges, and the launch times of the work items.
-
-    `ids` are the correlation IDs of the work items.
-    """
+    """Return the host's long API calls and NVTX ranges, and the launch time of each work item in `ids`."""
     calls, times, activities = [], [], []
     for start, end, call, name, thread in file.rows(CALLS, "start", "end", "correlationId", "nameId", "globalTid"):
         if call is None or not _belongs_to(thread, processes) or not file.is_timed(start, end, file.text(name)):

@@ -158,10 +158,7 @@ def _parse_outcome(outcome: dict[str, Any]) -> CheckReport | UserError:
 
 
 def _run_process(questions: str, answer_file: Path, limit_s: float) -> tuple[int | None, str]:
-    """Run the process that checks configurations; return its exit code and the end of its output.
-
-    The exit code is None if the process exceeded `limit_s` seconds and was killed.
-    """
+    """Run the process that checks configurations; return its exit code (None = exceeded the limit) and last output."""
     # -P: do not import a folder named nemo in the working directory.
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
     environ = {**os.environ, ANSWER_FILE: str(answer_file), "CUDA_VISIBLE_DEVICES": ""}
@@ -336,12 +333,7 @@ def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iter
 
 
 def _check_attention(job: PlannedJob, attention: set[str]) -> Iterator[Violation]:
-    """Yield a warning if Transformer Engine uses unfused attention but the plan does not include its scores.
-
-    Args:
-        job: the planned job.
-        attention: the attention backends that Transformer Engine selected, such as `fused`.
-    """
+    """Yield a warning if Transformer Engine selected `unfused` attention, but the plan does not include its scores."""
     if "unfused" in attention and not job.keeps_scores:
         gib = 2 * job.layout.mbs * job.model.heads / job.layout.tp * (job.seq / job.layout.cp) * job.seq / 2**30
         yield Violation(
@@ -354,10 +346,7 @@ def _check_attention(job: PlannedJob, attention: set[str]) -> Iterator[Violation
 
 
 def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> tuple[list[int], frozenset[str]]:
-    """Build the model of a rank; return the parameters of each model chunk and the attention backends in use.
-
-    Without Transformer Engine, the second value is empty.
-    """
+    """Build the model of a rank; return the parameters of each chunk and TE's attention backends (none without TE)."""
     if not _has_te():
         from superpod.rehearsal.proof.meta_build import dry_build
 

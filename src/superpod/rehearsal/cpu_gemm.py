@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,49 +36,26 @@ def use_float32() -> None:
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns that its own kernels are overridden
-        for name, kernel in (("mm", _mm), ("bmm", _bmm), ("addmm", _addmm), ("baddbmm", _baddbmm)):
+        for name in ("mm", "bmm", "addmm", "baddbmm"):
+            # A kernel cannot call the operator that it overrides, but the variant with `out` is a separate operator.
+            kernel = _create_kernel(getattr(torch.ops.aten, name).out)
             _library.impl(name, kernel, "CPU", allow_override=True)
 
 
-# A kernel cannot call the operator that it overrides, but the variants with `out` are separate operators.
+def _create_kernel(operator: Any) -> Callable[..., torch.Tensor]:
+    """Create a function that calls a GEMM operator, with BF16 operands converted to FP32.
 
-
-def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return _multiply(torch.ops.aten.mm.out, (), a, b)
-
-
-def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return _multiply(torch.ops.aten.bmm.out, (), a, b)
-
-
-def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: float) -> torch.Tensor:
-    import torch
-
-    return _multiply(torch.ops.aten.addmm.out, (bias,), a, b, **factors)
-
-
-def _baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: float) -> torch.Tensor:
-    import torch
-
-    return _multiply(torch.ops.aten.baddbmm.out, (bias,), a, b, **factors)
-
-
-def _multiply(
-    operator: Any, bias: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor, **factors: float
-) -> torch.Tensor:
-    """Call a GEMM operator with the operands [..., m, k] and [..., k, n]; BF16 operands are multiplied in FP32.
-
-    `factors` are the arguments `beta` and `alpha` of the operators with a bias.
+    The function's arguments are a bias, for operators with one, and matrices [..., m, k] and [..., k, n].
     """
     import torch
 
-    dtype = a.dtype
-    if dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
-        a, b = a.float(), b.float()
-    product = a.new_empty((*a.shape[:-1], b.shape[-1]))
-    operator(*(tensor.to(a.dtype) for tensor in bias), a, b, **factors, out=product)
-    return product.to(dtype)
+    def multiply(*operands: torch.Tensor, **factors: float) -> torch.Tensor:
+        *bias, a, b = operands
+        dtype = a.dtype
+        if dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
+            a, b = a.float(), b.float()
+        product = a.new_empty((*a.shape[:-1], b.shape[-1]))
+        operator(*(tensor.to(a.dtype) for tensor in bias), a, b, **factors, out=product)
+        return product.to(dtype)
+
+    return multiply

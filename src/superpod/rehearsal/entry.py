@@ -30,36 +30,24 @@ def _wrap(real: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(real)
     def entry(*args: P.args, **kwargs: P.kwargs) -> T:
-        _require_no_gpu()
-        _limit_threads()
+        import torch
+
+        if torch.cuda.is_available():
+            raise RehearsalError(
+                "a rehearsal runs without a GPU, but torch detects one", hint="set CUDA_VISIBLE_DEVICES=''"
+            )
+        # With more threads than cores, the ranks would wait for each other.
+        torch.set_num_threads(cpu_threads.threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         try:
             return real(*args, **kwargs)
         finally:
-            _print_dropped()
+            if os.environ.get("RANK", "0") == "0":
+                settings = ", ".join(f"{name}={value}" for name, value in sorted(dropped.items()))
+                print(f"rehearsal: GPU-only settings switched off: {settings or 'none'}", flush=True)
 
     entry.__module__ = __name__  # otherwise nemo_run would serialize NeMo's function, whose name wraps() has copied
     entry.__qualname__ = real.__name__
     return entry
-
-
-def _print_dropped() -> None:
-    if os.environ.get("RANK", "0") == "0":
-        settings = ", ".join(f"{name}={value}" for name, value in sorted(dropped.items()))
-        print(f"rehearsal: GPU-only settings switched off: {settings or 'none'}", flush=True)
-
-
-def _require_no_gpu() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        raise RehearsalError("a rehearsal runs without a GPU, but torch sees one", hint="set CUDA_VISIBLE_DEVICES=''")
-
-
-def _limit_threads() -> None:
-    """Limit threads to one rank's share of the cores: with more threads than cores, the ranks wait for each other."""
-    import torch
-
-    torch.set_num_threads(cpu_threads.threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 pretrain = _wrap(api.pretrain)

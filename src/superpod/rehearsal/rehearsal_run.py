@@ -263,10 +263,7 @@ class _Runs:
         return CheckResult("saved", bool(names), f"{len(names)} {noun} are in the checkpoint")
 
     def _resume(self, partial: Partial) -> None:
-        """Set a recipe to resume from the checkpoint that the run `own` saved halfway.
-
-        The checkpoint is the newest of its folder, where NeMo finds it as in a later attempt.
-        """
+        """Set a recipe to resume from the checkpoint that `own` saved halfway: the newest one of a folder."""
         newest_link = self.folder / "newest"
         newest_link.mkdir(exist_ok=True)
         link = newest_link / f"{self.middle_checkpoint.name}-last"
@@ -276,11 +273,9 @@ class _Runs:
         self._start_from_weights(partial)  # as set in the recipe; NeMo prefers the newer checkpoint
 
     def _build_one_rank_recipe(self, *, fsdp: bool = False, tp: int = 1) -> Partial:
-        """Return the shrunk recipe for one rank, with the same global batch.
+        """Return the shrunk recipe for one rank with the same global batch, with Megatron-FSDP if `fsdp`.
 
-        Args:
-            fsdp: keep Megatron-FSDP.
-            tp: tensor-parallel ranks; above 1 only for a checkpoint that requires the same TP (`resume_layout.py`).
+        `tp` is above 1 only for a checkpoint that requires the same TP (`resume_layout.py`).
         """
         one_rank_recipe = copy.deepcopy(self.recipe)
         layout = self.job.layout
@@ -321,10 +316,7 @@ class _Runs:
         )
 
     def _run(self, name: str, partial: Partial, ranks: int, *, save: bool = False) -> FinishedRun:
-        """Train the recipe `partial` on `ranks` forked processes.
-
-        With `save`, the weights are saved to `self.weights` before the first step.
-        """
+        """Train a recipe on `ranks` forked processes; with `save`, save its weights before the first step."""
         import nemo_run as run
 
         from superpod.rehearsal.training.recorder import Recorder

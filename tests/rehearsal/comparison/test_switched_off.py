@@ -16,9 +16,9 @@ TESTS = sorted({test for row in switched_off.ROWS for test in row.tests})
 
 
 def replaced_by_name():
-    """Fields that a patch replaces one by one: `_replace(config, "moe_token_dispatcher_type", "alltoall")`."""
+    """Fields that a patch replaces one by one: `_switch_off(config, "moe_token_dispatcher_type", "alltoall")`."""
     tree = ast.parse((ROOT / "src" / "superpod" / "rehearsal" / "patches" / "gpu_settings.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_replace"]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_switch_off"]
     return {call.args[1].value for call in calls if isinstance(call.args[1], ast.Constant)}
 
 
@@ -40,7 +40,7 @@ def test_every_setting_that_is_switched_off_has_a_row():
         *replaced_by_name(),
         *(path for path, _, _ in cpu_recipe._CPU_SETTINGS),
         *cpu_recipe._GPU_CALLBACKS,
-        *set_in("proof/meta_build.py", "build_cpu_config"),
+        *set_in("proof/meta_build.py", "dry_build"),
     }
     rows = [name for row in switched_off.ROWS for name in row.settings]
     assert len(rows) == len(set(rows))

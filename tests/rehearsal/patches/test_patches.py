@@ -135,7 +135,7 @@ def test_attention_agrees_with_megatrons(outcome):
 def test_nothing_is_patched_where_there_is_a_gpu(outcome):
     assert outcome["outcome"] == "passed", outcome["error"]
     assert outcome["value"]["changed"] == ["is_available"]  # that is the test's own
-    assert outcome["value"]["error"] == "RehearsalError: a rehearsal runs without a GPU, but torch sees one"
+    assert outcome["value"]["error"] == "RehearsalError: a rehearsal runs without a GPU, but torch detects one"
 
 
 def test_install_knows_its_patches():

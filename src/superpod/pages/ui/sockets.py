@@ -33,11 +33,7 @@ def open_sockets(port: int) -> list[socket.socket]:
 
 
 def _listen(port: int) -> list[socket.socket]:
-    """Return sockets that listen on both addresses. If only one were taken, another user could use `localhost`.
-
-    Raises:
-        OSError: the port is not available on one of the addresses.
-    """
+    """Return sockets that listen on both addresses; otherwise, another user could serve a fake page at `localhost`."""
     opened: list[socket.socket] = []
     try:
         for family, address in ADDRESSES:

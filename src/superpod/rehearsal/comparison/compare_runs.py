@@ -45,12 +45,7 @@ LAYERS_NOT_ONCE = "Invalid access pattern for ShardedTensor(key='module.decoder.
 
 
 def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
-    """Yield every check that is possible with the finished runs, and a failed check for each run with an error.
-
-    Args:
-        rehearsal: the rehearsal with its runs.
-        steps: training steps of the run `own`.
-    """
+    """Yield every check that is possible with the finished runs, and a failed check for each run with an error."""
     finished_runs = {name: run for name, run in rehearsal.runs.items() if not run.error}
     layers = rehearsal.shrunk.job.model.layers
     for name, run in rehearsal.runs.items():
@@ -92,13 +87,7 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
 
 
 def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own_run: FinishedRun) -> CheckResult:
-    """Check that dropout changes the losses, but the first loss by at most `DROPOUT_TOLERANCE`.
-
-    Args:
-        dropouts: {path in the recipe: probability}.
-        dropout: the run with dropout.
-        own_run: the same run without dropout.
-    """
+    """Check that dropout changes the losses of the run `own`, but the first loss by at most `DROPOUT_TOLERANCE`."""
     name = "dropout is noise"
     shares = ", ".join(f"{path.rpartition('.')[2]} {share:g}" for path, share in dropouts.items())
     if dropout.losses == own_run.losses:
@@ -147,10 +136,7 @@ def _compare_with_one_rank(
 def _compare(
     name: str, values: list[float], expected: list[float], tolerance: float, causes: tuple[str, ...] = LOSS_CAUSES
 ) -> CheckResult:
-    """Check that the values of every step equal the expected ones up to a relative tolerance.
-
-    The message names the cause of a difference that starts at the first, the second or a later step (`causes`).
-    """
+    """Check that the values of all steps are as expected; `causes` explain a difference from step 1, 2 or 3 on."""
     if len(values) != len(expected):
         return CheckResult(name, False, f"{len(values)} steps instead of {len(expected)}")
     differences = [abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True)]

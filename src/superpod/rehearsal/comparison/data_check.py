@@ -54,10 +54,7 @@ def _find_error(run: FinishedRun, step: int, expected: list[list[int]]) -> str |
 
 
 def _compare_samples(samples: dict[int, list[list[int]]], expected: list[list[int]]) -> str | None:
-    """Return the difference between the samples of all data-parallel ranks and the `expected` ones, or None.
-
-    `samples` maps each data-parallel rank to its samples, each a list of tokens.
-    """
+    """Return an error if the samples ({data-parallel rank: samples}) differ from the `expected` ones, or None."""
     if sorted(sample for own in samples.values() for sample in own) == sorted(expected):
         return None
     for dp, own in samples.items():
@@ -68,10 +65,7 @@ def _compare_samples(samples: dict[int, list[list[int]]], expected: list[list[in
 
 
 def _get_positions(count: int, part: int, cp: int) -> list[int]:
-    """Return the positions of the `count` tokens of context-parallel rank `part`, as in get_batch_on_this_cp_rank.
-
-    They are an early and a late chunk of the sequence.
-    """
+    """Return the positions of the `count` tokens of context-parallel rank `part`, as in get_batch_on_this_cp_rank."""
     if cp == 1:
         return list(range(count))
     chunk, late = count // 2, 2 * cp - 1 - part

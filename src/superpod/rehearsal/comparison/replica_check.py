@@ -55,14 +55,7 @@ def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
 
 
 def _identify_shard(name: str, is_sharded: bool, expert: bool, place: dict[str, int]) -> Shard:
-    """Return the identity of a parameter shard.
-
-    Args:
-        name: name of the parameter.
-        is_sharded: whether tensor parallelism shards it.
-        expert: whether it belongs to an expert.
-        place: the rank's index in each of Megatron's grids (`RankRecord`).
-    """
+    """Return the identity of the shard of a parameter on a rank; `place` is that of `RankRecord`."""
     tensor_rank = expert_rank = None
     if expert:
         expert_rank = place["expert_model_parallel"]

@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.common.json_files import read_json, write_json
 from superpod.planner import hardware
-from superpod.rehearsal.on_gpu.fold import MICRO_BATCHES, FoldedJob, fold
+from superpod.rehearsal.on_gpu.fold import MICRO_BATCHES, fold
+from superpod.rehearsal.training.shrink import list_sizes
 
 if TYPE_CHECKING:
     from nemo_run import Partial
+
+    from superpod.planner.planned_job import PlannedJob
 
 STEPS = 3
 RECORD, RESULT, LOCK = "steps.json", "result.json", "gpu.lock"
@@ -66,8 +69,8 @@ def run_case(case: Case, folder: Path) -> None:
     """Fold a case onto one GPU, train it in this process, and write the result or an error to `RESULT` in `folder`."""
     result: dict[str, Any] = {"error": ""}
     try:
-        folded, partial, has_gpu = _prepare(case, folder)
-        result |= _describe(folded)
+        job, folded_job, partial, has_gpu = _prepare(case, folder)
+        result |= _describe(job, folded_job)
         write_json(folder / RESULT, result | {"error": "the process ended before training was complete"})
         if case.exclusive:
             _wait_for_turn(folder.parent / LOCK, result["predicted"]["reserved_gib"], has_gpu=has_gpu)
@@ -75,7 +78,7 @@ def run_case(case: Case, folder: Path) -> None:
         if case.bare:
             from superpod.rehearsal.on_gpu import bare_loop
 
-            bare_loop.train(partial, folded.job, case.steps, folder, folder / RECORD)
+            bare_loop.train(partial, folded_job, case.steps, folder, folder / RECORD)
         else:
             _train(partial, folder, has_gpu=has_gpu)
         result["train_s"] = time.monotonic() - start_time
@@ -85,8 +88,8 @@ def run_case(case: Case, folder: Path) -> None:
     write_json(folder / RESULT, result | (read_json(folder / RECORD) or {}))
 
 
-def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
-    """Set the job's environment; return the folded job, its recipe, and whether this machine has a GPU."""
+def _prepare(case: Case, folder: Path) -> tuple[PlannedJob, PlannedJob, Partial, bool]:
+    """Set the environment; return the job, the folded job, its recipe, and whether this machine has a GPU."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -98,19 +101,20 @@ def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
 
     request = Request(case.recipe, num_nodes=case.nodes or None, overrides=case.overrides, gpu=gpu)
     full, _ = build_configuration(request)
-    folded_job = fold(plan_job(full, request), case.layers, case.micro_batches, case.limit_gib)
+    job = plan_job(full, request)
+    folded_job = fold(job, case.layers, case.micro_batches, case.limit_gib)
     os.environ.update(_environment(folded_job))
-    return folded_job, build_folded_recipe(full, folded_job, case, folder), has_gpu
+    return job, folded_job, build_folded_recipe(full, folded_job, case, folder), has_gpu
 
 
-def _describe(folded_job: FoldedJob) -> dict[str, Any]:
-    """Return the sizes and the planner's prediction of a folded job, for `RESULT`."""
+def _describe(job: PlannedJob, folded_job: PlannedJob) -> dict[str, Any]:
+    """Return the changed sizes and the planner's prediction of a folded job, for `RESULT`."""
     from superpod.planner import predict
 
-    job, prediction = folded_job.job, predict.one(folded_job.job)
+    prediction = predict.one(folded_job)
     return {
-        "folded": {size.name: [size.old, size.new] for size in folded_job.sizes},
-        "tokens_per_step": job.layout.gbs * job.seq,
+        "folded": {size.name: [size.old, size.new] for size in list_sizes(job, folded_job)},
+        "tokens_per_step": folded_job.layout.gbs * folded_job.seq,
         "predicted": {
             "verdict": prediction.verdict,
             "reason": prediction.reason,
@@ -124,17 +128,17 @@ def _describe(folded_job: FoldedJob) -> dict[str, Any]:
     }
 
 
-def _environment(folded_job: FoldedJob) -> dict[str, str]:
+def _environment(job: PlannedJob) -> dict[str, str]:
     """Return the environment variables of the job, and torchrun's for a single rank."""
     from superpod.collection.facts import environment
 
-    required_variables = {v.name: v.value for v in environment.variables(folded_job.job)}
+    required_variables = {v.name: v.value for v in environment.variables(job)}
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
     return required_variables | rank | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def build_folded_recipe(full: Partial, folded_job: FoldedJob, case: Case, folder: Path) -> Partial:
-    """Return the recipe `full` with the sizes of the folded job, which trains on generated text without validation.
+def build_folded_recipe(full: Partial, job: PlannedJob, case: Case, folder: Path) -> Partial:
+    """Return the recipe `full` with the sizes of a folded job, which trains on generated text without validation.
 
     The text, logs, checkpoints and the `StepRecord` are in `folder`.
     """
@@ -144,7 +148,6 @@ def build_folded_recipe(full: Partial, folded_job: FoldedJob, case: Case, folder
     from superpod.rehearsal.on_gpu.step_recorder import StepRecorder
     from superpod.rehearsal.training import shrunk_recipe
 
-    job = folded_job.job
     small_recipe = shrunk_recipe.build_shrunk_recipe(full, job)
     if not job.model.kv_lora:
         # NeMo's default is hidden size / heads, but the heads were divided by TP.
@@ -164,11 +167,8 @@ def build_folded_recipe(full: Partial, folded_job: FoldedJob, case: Case, folder
 
 
 def _wait_for_turn(lock: Path, gib: float, *, has_gpu: bool) -> None:
-    """Wait until no other exclusive case trains, then up to `MEMORY_WAIT_S` until it has released `gib` of memory.
-
-    The lock is released when this process ends.
-    """
-    fcntl.flock(os.open(lock, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
+    """Wait until no other exclusive case trains, then up to `MEMORY_WAIT_S` until `gib` of GPU memory are free."""
+    fcntl.flock(os.open(lock, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)  # released when this process ends
     if not has_gpu:
         return
     import torch

@@ -139,7 +139,10 @@ def import_nemo_and_te() -> bool:
     ):
         import transformer_engine.pytorch  # type: ignore[reportMissingImports]  # noqa: F401
     _import_modules()
-    return not torch.cuda.is_initialized() and _fork_can_use_gpu()
+    if torch.cuda.is_initialized():
+        return False
+    _, status = os.waitpid(forked.fork(_use_gpu), 0)
+    return status == 0
 
 
 def _import_modules() -> None:
@@ -159,11 +162,6 @@ def _device_properties() -> SimpleNamespace:
     return SimpleNamespace(major=major, minor=minor)
 
 
-def _fork_can_use_gpu() -> bool:
-    _, status = os.waitpid(forked.fork(_use_gpu), 0)
-    return status == 0
-
-
 def _use_gpu() -> None:
     import torch
 
@@ -171,10 +169,7 @@ def _use_gpu() -> None:
 
 
 def _start(process: Running, *, fork: bool) -> int:
-    """Start a process that trains the case, with its output in `output.log`; return its process ID.
-
-    `fork`: fork this process, which has imported NeMo, instead of starting a new Python process.
-    """
+    """Start a process that trains the case: a fork of this one, or a new Python process. Return its process ID."""
     shutil.rmtree(process.folder, ignore_errors=True)  # files of an interrupted run
     process.folder.mkdir(parents=True)
     arguments = [process.case.key, str(process.folder)]

@@ -6,14 +6,14 @@ have the shapes of the real run: heads, MLPs and vocabulary by TP, experts by EP
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from superpod.planner import predict
 from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.errors import RehearsalError
-from superpod.rehearsal.training.shrink import ResizedValue, list_sizes, refuse_unsupported, round_up
+from superpod.rehearsal.training.shrink import refuse_unsupported, round_up
 
 MICRO_BATCHES = 2
 """Micro-batches per step, so that gradients are also accumulated."""
@@ -21,17 +21,9 @@ VOCAB_MULTIPLE = 128
 """The vocabulary of a rank is rounded up to a multiple of this."""
 
 
-@dataclass(frozen=True)
-class FoldedJob:
-    """A job that was folded onto one GPU, and the sizes that differ from the recipe's."""
-
-    job: PlannedJob
-    sizes: tuple[ResizedValue, ...]
-
-
 def fold(
     job: PlannedJob, layers: int = 0, micro_batches: int = MICRO_BATCHES, limit_gib: float | None = None
-) -> FoldedJob:
+) -> PlannedJob:
     """Return the job as one of its ranks executes it, on one GPU.
 
     Args:
@@ -46,20 +38,14 @@ def fold(
     refuse_unsupported(job)
     min_layers = max(2, job.model.moe_every, job.model.global_every)
     if limit_gib is None:
-        small_job = _fold(job, layers or min_layers, micro_batches)
-    else:
-        small_job = _fold_most_layers(job, min_layers, layers or job.model.layers, micro_batches, limit_gib)
-    return FoldedJob(small_job, tuple(list_sizes(job, small_job)))
+        return _fold(job, layers or min_layers, micro_batches)
+    return _fold_most_layers(job, min_layers, layers or job.model.layers, micro_batches, limit_gib)
 
 
 def _fold_most_layers(
     job: PlannedJob, min_layers: int, max_layers: int, micro_batches: int, limit_gib: float
 ) -> PlannedJob:
-    """Return the folded job with the largest number of layers whose reserved memory is at most `limit_gib`.
-
-    Raises:
-        RehearsalError: `min_layers` layers need more memory.
-    """
+    """Return the folded job with the most layers that fit in `limit_gib`; raise RehearsalError if none fit."""
     best = None
     low, high = min_layers, max(min_layers, max_layers)
     while low <= high:  # binary search

@@ -54,7 +54,7 @@ def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
         for nodes in recipe.nodes:
             size = (recipe.name, nodes)
             try:
-                folded_job = fold(Request(recipe.name, num_nodes=nodes).job()).job
+                folded_job = fold(Request(recipe.name, num_nodes=nodes).job())
                 key = repr(folded_job.replace(node=node, fabric=hardware.builtin().fabric_of(node)))
                 if key in shapes:
                     known_shape = shapes[key]

@@ -62,12 +62,7 @@ def list_cases() -> Iterator[OptionCase]:
 
 
 def _disable_parallelism(name: str, field: str) -> Iterator[str]:
-    """Yield the overrides that disable one kind of parallelism of a recipe on its smallest number of nodes.
-
-    Args:
-        name: name of the recipe.
-        field: the strategy's field, such as `pipeline_model_parallel_size`.
-    """
+    """Yield the overrides that set a parallel size of a recipe (`field` of the strategy) to 1 on its fewest nodes."""
     recipe = find(name)
     layout = recipe.layout()
     short = next(short for short, known in PARALLEL_SIZES.items() if known == field)

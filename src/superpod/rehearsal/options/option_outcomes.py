@@ -45,9 +45,7 @@ def check_case(case: OptionCase) -> Result:
 def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> list[str]:
     """List the changes of an option that a rehearsal reverts, as `field: reason`; [] if there are none.
 
-    Args:
-        partial: the recipe with the option.
-        changes: {path: [value without the option, value with it]}.
+    `partial` is the recipe with the option, and `changes` is {path: [value without it, value with it]}.
     """
     from superpod.rehearsal.patches.gpu_settings import GPU_ONLY
     from superpod.rehearsal.training.cpu_recipe import rehearse

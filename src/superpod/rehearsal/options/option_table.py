@@ -65,10 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _execute(cases: Sequence[OptionCase], out: Path, *, repeat: bool) -> None:
     """Check the cases, rehearse those that a CPU can execute, and build the others that no rule rejects.
 
-    Args:
-        cases: the cases.
-        out: JSON file of the results, which is updated after each case.
-        repeat: whether to repeat cases that were executed before and have not changed.
+    The results are written to `out`. Without `repeat`, unchanged cases that were executed before are skipped.
     """
     feature_table.import_nemo()
     known_results: dict[str, Result] = read_json(out) or {}

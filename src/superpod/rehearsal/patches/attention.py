@@ -6,6 +6,7 @@ Shapes: b samples, s tokens of a full sequence, cp context-parallel ranks, d cha
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from superpod.rehearsal.patches.registry import patch, replace
 
@@ -42,11 +43,8 @@ def _patch_attention() -> None:
         # not needed, because `_forward` reads the width of the values from the tensor.
         if k_channels is not None and kw.get("softmax_scale") is None:
             kw["softmax_scale"] = k_channels**-0.5
-        cp, config.context_parallel_size = config.context_parallel_size, 1  # the original asserts that it is 1
-        try:
+        with mock.patch.object(config, "context_parallel_size", 1):  # the original asserts that it is 1
             original(self, config, *args, **kw)
-        finally:
-            config.context_parallel_size = cp
         if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it uninitialized
             torch.nn.init.zeros_(self.softmax_offset)
             set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
@@ -64,11 +62,7 @@ def _forward(
     attention_bias: Tensor | None = None,
     packed_seq_params: PackedSeqParams | None = None,
 ) -> Tensor:
-    """Compute attention: [s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed sequences have no dimension b.
-
-    Raises:
-        NotImplementedError: there is an attention bias, or a packed sequence with context parallelism.
-    """
+    """Compute attention: [s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed sequences have no dimension b."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     cp = self.config.context_parallel_size
@@ -99,10 +93,7 @@ def _forward(
 
 
 def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
-    """Compute attention of queries and keys with equal numbers of heads: [b, heads, s, d] -> [b, heads, s, d].
-
-    `keep` is True where a query attends to a key; None = everywhere.
-    """
+    """Compute attention where `keep` is True (None = everywhere): [b, heads, s, d] -> [b, heads, s, d]."""
     import torch
     import torch.nn.functional as F
 
@@ -119,15 +110,11 @@ def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Te
 
 
 def _require_supported(cp: int, attention_bias: Tensor | None, packed_seq_params: PackedSeqParams | None) -> None:
-    unsupported = ""
+    """Raise NotImplementedError for an attention bias, or packed sequences with context parallelism."""
     if attention_bias is not None:
-        unsupported = "attention bias"
-    elif packed_seq_params is not None and cp > 1:
-        unsupported = "packed sequences with context parallelism"
-    if unsupported:
-        raise NotImplementedError(
-            f"the attention of a rehearsal does not support {unsupported}; disable it in the rehearsed recipe"
-        )
+        raise NotImplementedError("a rehearsal does not support attention bias; disable it in the recipe")
+    if packed_seq_params is not None and cp > 1:
+        raise NotImplementedError("a rehearsal does not support packed sequences with CP; disable one in the recipe")
 
 
 def _build_packed_mask(positions: Tensor, packed: PackedSeqParams) -> Tensor:
@@ -142,11 +129,7 @@ def _build_packed_mask(positions: Tensor, packed: PackedSeqParams) -> Tensor:
 def _gather_context_parallel(
     cp: int, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gather keys and values over the context-parallel ranks.
-
-    Returns:
-        The positions of this rank's queries, the positions of all keys, all keys, and all values.
-    """
+    """Return the positions of this rank's queries and of all keys, and the gathered keys and values of all ranks."""
     import torch
     from megatron.core.parallel_state import get_context_parallel_group
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -175,11 +158,7 @@ def _build_mask(
 ) -> Tensor | None:
     """Return a mask [queries, keys], True where a query attends to a key; None if each query attends to all keys.
 
-    Args:
-        query_at: positions of the queries.
-        key_at: positions of the keys.
-        mask_type: Megatron's type of mask.
-        window: numbers of keys before and after a query to which it attends; -1 = no limit.
+    `query_at` and `key_at` are positions. `window` is the number of keys before and after a query; -1 = no limit.
     """
     import torch
     from megatron.core.transformer.enums import AttnMaskType

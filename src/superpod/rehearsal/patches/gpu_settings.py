@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from superpod.rehearsal.patches.registry import patch, replace
@@ -75,15 +76,7 @@ def _switch_off(config: TransformerConfig, name: str, neutral: object) -> None:
     reason="recipes request kernels that need a GPU; the rehearsal lists everything that it switches off",
 )
 def _patch_gpu_settings() -> None:
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    original = TransformerConfig.__post_init__
-
-    def post_init(self: TransformerConfig) -> None:
-        switch_off_gpu_only(self)
-        original(self)
-
-    replace(TransformerConfig, __post_init__=post_init)
+    _run_before_post_init(switch_off_gpu_only)
 
 
 @patch(
@@ -93,12 +86,17 @@ def _patch_gpu_settings() -> None:
     "silently wrong",
 )
 def _patch_pipeline_outputs() -> None:
+    _run_before_post_init(lambda config: _switch_off(config, "deallocate_pipeline_outputs", False))
+
+
+def _run_before_post_init(change: Callable[[TransformerConfig], None]) -> None:
+    """Patch TransformerConfig so that `change` is called with each new configuration before Megatron checks it."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     original = TransformerConfig.__post_init__
 
     def post_init(self: TransformerConfig) -> None:
-        _switch_off(self, "deallocate_pipeline_outputs", False)
+        change(self)
         original(self)
 
     replace(TransformerConfig, __post_init__=post_init)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from superpod.rehearsal.patches.registry import patch, rebind, replace
 
@@ -45,12 +46,8 @@ def _patch_seed() -> None:
     original = megatron_init._set_random_seed
 
     def seed(value: int) -> None:
-        # The original seeds everything if device_count() > 0.
-        count, torch.cuda.device_count = torch.cuda.device_count, lambda: 1
-        try:
+        with mock.patch.object(torch.cuda, "device_count", return_value=1):
             original(value)
-        finally:
-            torch.cuda.device_count = count
 
     rebind(megatron_init, "_set_random_seed", seed)
 

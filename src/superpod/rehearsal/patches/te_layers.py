@@ -94,9 +94,7 @@ def create_linear_class() -> type[torch.nn.Module]:
 def create_spec_provider_class(fused: type, linear: type) -> type:
     """Create a spec provider (megatron/core/models/backends.py) with TE's structure and modules of Megatron-Core.
 
-    Args:
-        fused: class of the linear layers that contain a norm.
-        linear: class of the linear layers that are duplicated on all ranks.
+    `fused` is the class of linear layers that contain a norm, `linear` that of layers duplicated on all ranks.
     """
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear

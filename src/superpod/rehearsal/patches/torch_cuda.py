@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CONSTANTS: dict[str, object] = {
+    **dict.fromkeys(("_lazy_init", "empty_cache", "set_device", "reset_peak_memory_stats")),
+    **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0),
+    "is_initialized": True,
+}
+"""{function of torch.cuda: its result without a GPU}."""
+
 
 class _Stream:
     """A stream without pending work: CPU work is synchronous."""
@@ -47,12 +54,17 @@ class _Event:
         return 0.0
 
 
-def _return_constant(value: T) -> Callable[..., T]:
-    """Create a function that ignores its arguments and returns `value`.
-
-    Each replaced function gets a new one, because torch._dynamo rejects a function with two names.
-    """
+def return_constant(value: T) -> Callable[..., T]:
+    """Create a new function that ignores its arguments and returns `value`."""
     return lambda *_, **__: value
+
+
+def replace_by_constants(**more: object) -> None:
+    """Replace the functions of torch.cuda in `CONSTANTS` and `more` by functions that return the given values."""
+    import torch
+
+    # A function for each name, because torch._dynamo rejects a function with two names.
+    replace(torch.cuda, **{name: return_constant(value) for name, value in (CONSTANTS | more).items()})
 
 
 @patch(
@@ -70,7 +82,7 @@ def _patch_streams() -> None:
         stream=lambda _stream: contextlib.nullcontext(),
         current_stream=lambda *_, **__: _Stream(),
         default_stream=lambda *_, **__: _Stream(),
-        synchronize=_return_constant(None),
+        synchronize=return_constant(None),
     )
 
 
@@ -82,20 +94,9 @@ def _patch_streams() -> None:
 def _patch_device() -> None:
     import torch
 
-    replace(
-        torch.cuda,
-        current_device=_return_constant(torch.device("cpu")),
-        set_device=_return_constant(None),
-        is_initialized=_return_constant(True),
-        _lazy_init=_return_constant(None),
-        empty_cache=_return_constant(None),
-        reset_peak_memory_stats=_return_constant(None),
-        get_device_capability=_return_constant((9, 0)),
-        get_device_properties=_return_constant(SimpleNamespace(name="rehearsal", major=9, minor=0)),
-        memory_allocated=_return_constant(0),
-        max_memory_allocated=_return_constant(0),
-        memory_reserved=_return_constant(0),
-        max_memory_reserved=_return_constant(0),
+    properties = SimpleNamespace(name="rehearsal", major=9, minor=0)
+    replace_by_constants(
+        current_device=torch.device("cpu"), get_device_capability=(9, 0), get_device_properties=properties
     )
 
 

@@ -53,6 +53,7 @@ def dry_build(
     import fiddle as fdl
 
     from superpod.rehearsal.comparison import communication
+    from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
     from superpod.rehearsal.patches.registry import install
     from superpod.rehearsal.proof import pipeline_schedule
 
@@ -60,22 +61,14 @@ def dry_build(
     strategy: Any = fdl.build(recipe.trainer.strategy)
     degrees = get_degrees(strategy)
     with fake_ranks(rank, world_size, **degrees):
-        config = build_cpu_config(recipe, strategy)
+        config = connect_model(recipe, strategy, optimizer=False).config
+        switch_off_gpu_only(config)  # the precision plugin has just set FP8
+        config.use_cpu_initialization = True  # otherwise, Megatron passes a device, which overrides the meta device
+        config.perform_initialization = False
         communication.require_groups(degrees)
         if step:
             pipeline_schedule.run(config, strategy.ddp_config, pipeline_schedule.Batch.from_data(recipe.data))
         return [count_parameters(chunk) for chunk in build_chunks(recipe, config, vocab_size=vocab_size)]
-
-
-def build_cpu_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
-    """Return the model configuration of a recipe, with the strategy's layout and without settings that need a GPU."""
-    from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
-
-    config = connect_model(recipe, strategy, optimizer=False).config
-    switch_off_gpu_only(config)  # the precision plugin has just set FP8
-    config.use_cpu_initialization = True  # otherwise, Megatron passes a device, which overrides the meta device
-    config.perform_initialization = False
-    return config
 
 
 def connect_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: bool = True) -> GPTModel:
@@ -131,14 +124,7 @@ def count_parameters(chunk: MegatronModule) -> int:
 
 
 def _build_chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft: Any = None) -> MegatronModule:
-    """Build a model chunk on the meta device.
-
-    Args:
-        config: the model configuration.
-        tokenizer: an object with the field `vocab_size`.
-        stage: number of the chunk on this rank, from 0.
-        peft: NeMo's PEFT object, which adds adapters, or None.
-    """
+    """Build the chunk `stage` (from 0) of this rank on the meta device, with adapters if `peft` is not None."""
     import torch
     from megatron.core import parallel_state
     from nemo.collections.llm.fn import walk
@@ -230,9 +216,5 @@ def _disable_network() -> Iterator[None]:
     from huggingface_hub import constants
     from transformers.utils import hub
 
-    old_values = constants.HF_HUB_OFFLINE, hub._is_offline_mode
-    constants.HF_HUB_OFFLINE = hub._is_offline_mode = True
-    try:
+    with mock.patch.object(constants, "HF_HUB_OFFLINE", True), mock.patch.object(hub, "_is_offline_mode", True):
         yield
-    finally:
-        constants.HF_HUB_OFFLINE, hub._is_offline_mode = old_values

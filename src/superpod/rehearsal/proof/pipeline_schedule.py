@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_GROUPS = 4
 """Maximum number of micro-batch groups of an interleaved schedule. Warm-up takes 2 (PP - 1) + (VP - 1) x group chunks,
 which is less than three groups, and then the order repeats with each group: further groups execute the same code."""
+DDP_OVERLAPS = ("overlap_grad_reduce", "align_grad_reduce", "overlap_param_gather", "align_param_gather")
+"""Fields of `DistributedDataParallelConfig` that select the hooks of a schedule."""
 RESULTS: dict[tuple[Any, ...], set[str]] = {}
 """Cached results of `run` by all inputs of a schedule; thousands of configurations share a few hundred schedules."""
 
@@ -68,7 +70,8 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
         count = full_count
     fields = [str(getattr(config, name, None)) for name in _schedule_fields()]
     chunks = vp or 1
-    key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *fields, *_overlaps(ddp))
+    overlaps = [bool(getattr(ddp, name, False)) for name in DDP_OVERLAPS]
+    key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *fields, *overlaps)
     if key not in RESULTS:
         try:
             RESULTS[key] = _run(config, ddp, count, chunks)
@@ -118,12 +121,6 @@ def _schedule_fields() -> tuple[str, ...]:
 
     source = inspect.getsource(schedules) + inspect.getsource(p2p_communication)
     return tuple(sorted({*re.findall(r"config\.(\w+)", source)} - {"timers", "hidden_size"}))
-
-
-def _overlaps(ddp: Any) -> tuple[bool, ...]:
-    """Return the fields of a `DistributedDataParallelConfig` (or None) that select the hooks of a schedule."""
-    names = ("overlap_grad_reduce", "align_grad_reduce", "overlap_param_gather", "align_param_gather")
-    return tuple(bool(getattr(ddp, name, False)) for name in names)
 
 
 class _StopBeforeFirstStep(Exception):

@@ -135,13 +135,7 @@ def prove(
 def _digest_inputs(
     digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned_jobs: Mapping[Size, PlannedJob]
 ) -> dict[Size, SizeDigests]:
-    """Return the digests of each size's facts and inputs: resolved configuration and expected parameter counts.
-
-    Args:
-        digests: digest of the resolved configuration of each size.
-        sizes: recipe of each size.
-        planned_jobs: planned job of each size.
-    """
+    """Return the digests of each size's facts and inputs: resolved configuration (`digests`) and parameter counts."""
     counter = Counter()
     inputs: dict[Size, SizeDigests] = {}
     for size, digest in digests.items():
@@ -231,12 +225,7 @@ def _build(run: _Run, digests: Mapping[Size, str], max_builds: int | None) -> di
 
 
 def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
-    """Sort digests so that each combination of model, precision and parallelism occurs once before any repeats.
-
-    Args:
-        digests: {digest of a configuration: its smallest size}.
-        sizes: recipe of each size.
-    """
+    """Sort digests so that each combination of model, precision and parallelism occurs once before any repeats."""
     seen: Counted[tuple[object, ...]] = Counted()
     turns: dict[str, int] = {}
     for digest, size in digests.items():

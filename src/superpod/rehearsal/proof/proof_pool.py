@@ -37,8 +37,8 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind:
-            for process in self._processes():
+        if kind and self._pools:
+            for process in {*multiprocessing.active_children()} - self._others:
                 process.kill()
         self._shut_down()
 
@@ -76,10 +76,6 @@ class Workers:
             spawn = multiprocessing.get_context("spawn")
             self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, _start)
         return self._pools[encoders]
-
-    def _processes(self) -> set[BaseProcess]:
-        """Return the running processes of the pool."""
-        return {*multiprocessing.active_children()} - self._others if self._pools else set()
 
     def _shut_down(self) -> None:
         while self._pools:

@@ -128,11 +128,7 @@ class ProofCache:
             self.save()
 
     def save(self) -> None:
-        """Write the file atomically.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the file atomically. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
         self._saved = time.monotonic()
@@ -180,14 +176,9 @@ class WriteResult:
 
 
 def find_unchanged(stored: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
-    """Return the sizes that need no build, because their inputs and the library versions equal those in the file.
+    """Return the sizes whose inputs and library versions equal those in the committed file (`stored`).
 
-    Args:
-        stored: content of the committed file.
-        digests: digests of the facts and inputs of each size.
-
-    Returns:
-        The digests, with the stored digest of what was built.
+    The result contains the stored digests of the builds.
     """
     entries = _entries(stored) if stored.get("versions") == versions() else {}
     unchanged: dict[Size, SizeDigests] = {}
@@ -290,13 +281,7 @@ def _entries(saved_proof: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _group_failures(saved_proof: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
-    """Group failures by reason: those of the proof, including known ones, and those of other recipes in the file.
-
-    Args:
-        saved_proof: content of the committed file.
-        proof: the proof.
-        names: names of the recipes of the proof.
-    """
+    """Group failures by reason: those of the proof's recipes (`names`), and those of other recipes in the file."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for group in saved_proof.get("broken", ()):
         for name, sizes in group["recipes"].items():
@@ -309,10 +294,7 @@ def _group_failures(saved_proof: Mapping[str, Any], proof: Proof, names: set[str
 
 
 def find_rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
-    """Return {recipe: numbers of nodes} of the sizes that passed a rehearsal in their current topology.
-
-    A size that failed a rehearsal in any topology is excluded.
-    """
+    """Return {recipe: numbers of nodes} that passed a rehearsal in the current topology, and failed none in any."""
     recipes_by_name = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
     passed: dict[str, dict[int, bool]] = defaultdict(dict)

@@ -132,10 +132,9 @@ def _build_size(size: SizeKey) -> Outcome:
 
 @contextlib.contextmanager
 def _record_measured_groups() -> Iterator[set[str]]:
-    """Yield a set that collects the names of process groups whose size a constructor reads within the block.
+    """Yield a set that collects the groups of `DEPENDS_ON_WORLD_SIZE` whose size a constructor reads in the block.
 
-    Only groups of `DEPENDS_ON_WORLD_SIZE` are collected. A digest excludes the data-parallel size, so that one build is
-    valid for all world sizes. This holds only if no constructor reads the size of such a group.
+    One build is valid for all data-parallel sizes only if no constructor reads the size of such a group.
     """
     import torch.distributed as dist
 

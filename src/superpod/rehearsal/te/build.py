@@ -172,16 +172,12 @@ def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
     from nemo.utils import AppState
 
     state = AppState()
-    old_state = dict(vars(state))
-    state.world_size = world_size
-    state.data_parallel_size = parallel_state.get_data_parallel_world_size()
-    state.tensor_model_parallel_size = strategy.tensor_model_parallel_size
-    state.context_parallel_size = strategy.context_parallel_size
-    try:
+    with mock.patch.dict(vars(state)):
+        state.world_size = world_size
+        state.data_parallel_size = parallel_state.get_data_parallel_world_size()
+        state.tensor_model_parallel_size = strategy.tensor_model_parallel_size
+        state.context_parallel_size = strategy.context_parallel_size
         yield
-    finally:
-        vars(state).clear()
-        vars(state).update(old_state)
 
 
 @contextlib.contextmanager

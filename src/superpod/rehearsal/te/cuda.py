@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from superpod.rehearsal.patches import torch_cuda
+from superpod.rehearsal.patches.registry import patches, rebind, replace
 from superpod.rehearsal.te import device
 
 META = "meta"
@@ -21,32 +23,23 @@ def install() -> None:
     """Apply the patches that do not depend on the GPU generation. Call this once per process."""
     import torch
 
-    from superpod.rehearsal.patches.registry import patches
-
     for registered in patches():
         if registered.name in SHARED_PATCHES:
             registered.apply()
-    for name, value in {
-        "is_initialized": True,
-        "_lazy_init": None,
-        "empty_cache": None,
-        "set_device": None,
-        "reset_peak_memory_stats": None,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
-        "is_current_stream_capturing": False,
-        "device_count": 8,
-        "graph_pool_handle": None,
-        "set_stream": None,
-    }.items():
-        setattr(torch.cuda, name, _return_constant(value))
+    torch_cuda.replace_by_constants(
+        current_device=torch.device(META),
+        is_current_stream_capturing=False,
+        device_count=8,
+        graph_pool_handle=None,
+        set_stream=None,
+    )
     torch.version.cuda = device.CUDA  # TE supports blockwise scaling from 12.9 on
-    setattr(torch.cuda, "get_device_properties", lambda *_: device.current_gpu())  # noqa: B010
-    setattr(torch.cuda, "get_device_capability", lambda *_: (device.current_gpu().major, device.current_gpu().minor))  # noqa: B010
-    setattr(torch.cuda, "get_device_name", lambda *_: device.current_gpu().name)  # noqa: B010
-    setattr(torch.cuda, "current_device", lambda: torch.device(META))  # noqa: B010
+    replace(
+        torch.cuda,
+        get_device_properties=lambda *_: device.current_gpu(),
+        get_device_capability=lambda *_: (device.current_gpu().major, device.current_gpu().minor),
+        get_device_name=lambda *_: device.current_gpu().name,
+    )
 
 
 @functools.cache
@@ -55,15 +48,13 @@ def disable_generators() -> None:
     import torch
     from megatron.core.tensor_parallel import random
 
-    from superpod.rehearsal.patches.registry import rebind
-
     state = torch.zeros(16, dtype=torch.uint8, device="cpu")
     for module in (random, importlib.import_module("transformer_engine.pytorch.distributed")):
-        rebind(module, "_get_cuda_rng_state", _return_constant(state))
-        rebind(module, "_set_cuda_rng_state", _return_constant(None))
+        rebind(module, "_get_cuda_rng_state", torch_cuda.return_constant(state))
+        rebind(module, "_set_cuda_rng_state", torch_cuda.return_constant(None))
     for name, value in {"get_rng_state": state, "set_rng_state": None, "manual_seed": None}.items():
-        setattr(torch.cuda, name, _return_constant(value))
-        setattr(torch.cuda.random, name, _return_constant(value))
+        setattr(torch.cuda, name, torch_cuda.return_constant(value))
+        setattr(torch.cuda.random, name, torch_cuda.return_constant(value))
 
 
 def patch_transformer_engine() -> None:
@@ -80,11 +71,6 @@ def patch_transformer_engine() -> None:
         if name.startswith("transformer_engine"):
             for function in stand_ins.keys() & vars(module).keys():
                 setattr(module, function, stand_ins[function])
-
-
-def _return_constant(value: Any) -> Any:
-    """Return a function that ignores its arguments and returns `value`."""
-    return lambda *_, **__: value
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:

@@ -96,10 +96,7 @@ def _clear_caches() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _find_cached_functions(_modules: int) -> list[functools._lru_cache_wrapper[object]]:
-    """Return Transformer Engine's functions with functools.lru_cache.
-
-    The argument is the number of imported modules: when it changes, the list is computed again.
-    """
+    """Return the lru_cache functions of Transformer Engine; the argument is the number of imported modules."""
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("transformer_engine")]
     values = [value for module in loaded for value in vars(module).values()]
     return [value for value in values if isinstance(value, functools._lru_cache_wrapper)]

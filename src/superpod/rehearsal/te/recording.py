@@ -8,6 +8,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 LAYERS = ("Linear", "LayerNormLinear", "GroupedLinear", "LayerNormMLP", "LayerNorm", "RMSNorm", "DotProductAttention")
 """Classes of transformer_engine.pytorch that Megatron and NeMo build."""
@@ -19,14 +20,12 @@ def record_layers(context: str) -> Iterator[set[str]]:
     te: Any = importlib.import_module("transformer_engine.pytorch")
 
     digests: set[str] = set()
-    originals = {name: vars(getattr(te, name))["__init__"] for name in LAYERS}
-    for name, original in originals.items():
-        setattr(getattr(te, name), "__init__", _wrap_constructor(original, name, context, digests))  # noqa: B010
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in LAYERS:
+            layer = getattr(te, name)
+            constructor = _wrap_constructor(layer.__init__, name, context, digests)
+            stack.enter_context(mock.patch.object(layer, "__init__", constructor))
         yield digests
-    finally:
-        for name, original in originals.items():
-            setattr(getattr(te, name), "__init__", original)  # noqa: B010
 
 
 def _wrap_constructor(original: Any, name: str, context: str, digests: set[str]) -> Any:

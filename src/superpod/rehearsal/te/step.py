@@ -26,13 +26,7 @@ class Step:
 
 
 def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> Step:
-    """Run a model chunk forward and backward on one micro-batch, with each distinct layer once.
-
-    Args:
-        chunk: the model chunk on the meta device, which is modified.
-        config: its TransformerConfig.
-        micro_batch: samples of the micro-batch.
-        packed: whether it is one packed sequence of several samples.
+    """Run a model chunk forward and backward on a micro-batch of `micro_batch` samples, with each distinct layer once.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron rejects the inputs of a layer.

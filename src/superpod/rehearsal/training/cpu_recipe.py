@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from superpod.nemo2.validation.reading import class_name
@@ -56,14 +57,6 @@ _GPU_CALLBACKS = {
 }
 
 
-@dataclass(frozen=True)
-class _PruningLayout:
-    """The parallel sizes of a recipe of `llm.prune`, under the field names of MegatronStrategy."""
-
-    tensor_model_parallel_size: int
-    pipeline_model_parallel_size: int
-
-
 def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     """Return a copy of ``recipe`` that trains on ``devices`` CPU processes, and the settings that differ.
 
@@ -86,8 +79,12 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     if function not in entries:
         names = ", ".join(f"llm.{name}" for name in entries)
         raise RehearsalError(f"only {names} can be rehearsed, but the recipe calls {function}")
-    strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)  # llm.prune creates its own trainer
-    _check_devices(strategy or _PruningLayout(recipe.tp_size, recipe.pp_size), devices)
+    strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)
+    parallel_sizes: object = strategy
+    if strategy is None:  # llm.prune creates its own trainer
+        sizes = {"tensor_model_parallel_size": recipe.tp_size, "pipeline_model_parallel_size": recipe.pp_size}
+        parallel_sizes = SimpleNamespace(**sizes)
+    _check_devices(parallel_sizes, devices)
     fdl.update_callable(rehearsal_recipe, entries[function])
     changes = [Change("", f"llm.{function}", f"{entry.__name__}.{function}", "installs the patches")]
     local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))

@@ -169,14 +169,7 @@ def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
 
 
 def _wait(running_ranks: dict[int, int], folder: Path, start: float, limit_s: float, quiet_s: float) -> str:
-    """Wait until all ranks have ended, or one fails or hangs; return the error, or "".
-
-    Args:
-        running_ranks: {process ID: rank}; ranks that have ended are removed.
-        folder: folder of the logs and heartbeats.
-        start: Unix time of the start in seconds.
-        limit_s, quiet_s: as in `run`.
-    """
+    """Wait until all ranks ({process ID: rank}) have ended, or one fails or hangs; return the error, or ""."""
     next_check = start + 1
     while running_ranks:
         failure = _remove_ended(running_ranks, folder)

@@ -73,7 +73,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
     refuse_unsupported(job)
     degrees = _fold_degrees(job, ranks)
     layout, layers = _shrink_layout(job, degrees)
-    seq = _shrink_sequence(layout)
+    seq = round_up(SEQ, 2 * layout.cp * layout.tp)
     model = _shrink_model(job.model, layout, layers)
     if model.window:  # a window shorter than the recipe's sequences must be shorter than the rehearsal's, too
         model = model.replace(window=seq // 4 if job.model.window < job.seq else seq)
@@ -198,12 +198,9 @@ def _layers_per_chunk(job: PlannedJob, count: int) -> int:
 
 
 def _select_chunks(chunk_layers: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
-    """Return the layers of `count` chunks, selected evenly from the recipe's chunks with the first and the last.
+    """Return the layers of `count` chunks like the recipe's (`chunk_layers`), including the first and the last.
 
-    Args:
-        chunk_layers: layers of each chunk of the recipe.
-        count: number of chunks of the rehearsal.
-        per_chunk: layers per chunk; the longest chunks get another one if lengths differ.
+    A chunk has `per_chunk` layers; the longest chunks have another one if the recipe's lengths differ.
     """
     picked_counts = [chunk_layers[round(i * (len(chunk_layers) - 1) / max(1, count - 1))] for i in range(count)]
     max_count = max(picked_counts)
@@ -235,11 +232,7 @@ def _shrink_end_stages(job: PlannedJob, degrees: dict[str, int], per_chunk: int)
 
 
 def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
-    """Return a model of the same kind with `layers` layers and the smallest sizes that the layout can divide.
-
-    Raises:
-        RehearsalError: the model combines dense first layers with experts in some layers.
-    """
+    """Return a model of the same kind with `layers` layers and the smallest sizes that the layout can divide."""
     if m.moe_every > 1 and m.dense_first:
         raise RehearsalError(
             f"{m.name} cannot be rehearsed: it combines dense first layers with experts in some layers"
@@ -289,11 +282,6 @@ def _shrink_heads(m: ModelShape, tp: int) -> tuple[int, int]:
     if m.heads == m.groups:
         return groups, groups
     return groups, max(2, tp) if groups == 1 else 2 * groups
-
-
-def _shrink_sequence(layout: Layout) -> int:
-    """Return the number of tokens of a sequence, a multiple of 2 x cp x tp."""
-    return round_up(SEQ, 2 * layout.cp * layout.tp)
 
 
 def _shrink_batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:

@@ -60,10 +60,8 @@ def disable_fsdp(partial: Partial) -> None:
 
 
 def _chunk_layers(layout: Layout, mtp: int) -> list[list[str]] | None:
-    """Return the layers of each chunk in Megatron's format (transformer/pipeline_parallel_layer_layout.py).
-
-    `mtp` is the number of multi-token prediction layers. The result is None if the layout does not specify chunks.
-    """
+    """Return the layers of each chunk, including `mtp` multi-token prediction layers, or None without chunks."""
+    # The format of megatron/core/transformer/pipeline_parallel_layer_layout.py.
     if layout.chunks is None:
         return None
     chunks = [["decoder"] * count for count in layout.chunks]
