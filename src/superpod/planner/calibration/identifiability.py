@@ -160,6 +160,9 @@ def _replacing(fit: Fit, x: Array, fixed: int, scatter: float, max_cost: float) 
     default = fit.start()
     without = np.where(np.arange(len(x)) == fixed, default, x)
     used, unused = np.flatnonzero(without != default), [i for i in map(int, np.flatnonzero(x == default)) if i != fixed]
+    rest = fit.refit(without, scatter, free=used) if len(used) else without
+    if fit.misfit(rest, scatter) < max_cost:  # nothing has to replace it
+        return set()
     refitted = {i: fit.refit(without, scatter, free=np.append(used, i)) for i in unused}
     return {i for i, other in refitted.items() if fit.misfit(other, scatter) < max_cost}
 
