@@ -122,7 +122,7 @@ def test_add(made: Path, tmp_path: Path):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     folder = DataFolder.load(tmp_path / "o", verify_sha=True)
-    assert json.loads(result.stdout) == json.loads(json.dumps(folder.facts()))
+    assert json.loads(result.stdout) == json.loads(json.dumps(folder.as_json()))
     assert (folder.documents, folder.split, folder.index_cache) == (30, "1,1,0", f"{tmp_path}/cache")
 
 
