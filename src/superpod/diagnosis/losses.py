@@ -51,7 +51,7 @@ MAX_OVERFLOWS, MAX_AT_LOW_SCALES, LOW_SCALE = 5, 2, 128
 USUAL_SCALE = 1 << 16
 """Overflows at larger loss scales are part of the initial search for a scale."""
 _SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+)\b")
-"""DeepSpeed's numbers of steps and skipped steps."""
+"""Names of DeepSpeed's counters of steps and skipped steps."""
 GOOD_STEPS = 3
 """Number of steps after an overflow or error after which training counts as recovered."""
 BAD_GRADS = 2

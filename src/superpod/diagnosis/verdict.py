@@ -230,7 +230,7 @@ def _judge_failure(
 
 
 def _is_consequence(group: _Group) -> bool:
-    """Return whether a group can only be a consequence of another cause: a generic error, or the depth is ECHO."""
+    """Return whether a group can only be a consequence: it is generic, or repeats that of another rank (`ECHO`)."""
     if group.name == PROGRAM_ERROR:
         error = group.events[-1].error
         return not ERROR.match(error) or GENERIC_ERROR.search(error) is not None

@@ -268,7 +268,7 @@ OPTIONS = {
         "Megatron-FSDP: parameters, gradients and optimizer states sharded over data parallelism", _use_fsdp
     ),
     "precision_aware": Option(
-        "Adam's moments in BF16: saves 8 bytes per parameter, sharded",
+        "Adam's moments in BF16: saves 4 bytes per parameter, divided by the data-parallel size",
         use_bf16_moments,
         refusal=_refuse_unsharded_optimizer,
         instead=("offload_activations",),

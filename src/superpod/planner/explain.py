@@ -126,7 +126,7 @@ def faster_layouts(result: SearchResult) -> list[str]:
 
 
 def _is_faster(result: SearchResult) -> Flags:
-    """Return, per layout, whether it is faster than the best one by more than 0.5 %."""
+    """Return, for each layout, whether its step is over 0.5 % shorter than that of the best layout that fits."""
     return result.seconds < 0.995 * result.seconds[result.ranked[0]]
 
 

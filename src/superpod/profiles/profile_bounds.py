@@ -40,7 +40,7 @@ NOT_ON_TENSOR_CORES = 0.05
 
 @dataclass(frozen=True)
 class Bound:
-    """A measured share of time or bandwidth, and its typical bound."""
+    """A measured share of the time or the bandwidth, and the limit that it usually stays below."""
 
     name: str
     value: float | None

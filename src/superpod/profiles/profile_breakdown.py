@@ -28,7 +28,7 @@ class Top:
     seconds: float
     """Sum of the durations, which may overlap with other work."""
     calls: int | None
-    """None on CPUs, where an operation is split into the pieces between nested operations."""
+    """None for CPU events: an operation becomes several intervals, between the operations nested in it."""
     tensor_cores: bool
     """Whether it is a GEMM or attention kernel on Tensor Cores."""
 
@@ -140,10 +140,11 @@ def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
 
 
 def _exposed_by_group(work: Work, before: Any, communication: Any, covered_total_ns: int) -> dict[str, float]:
-    """Return {group: seconds of exposed communication}; at each moment, the first group in `GROUPS` counts.
+    """Return {group: seconds of exposed communication}.
 
-    `before` and `communication` are masks of the work items of the preceding classes, which cover `covered_total_ns`,
-    and of those that communicate.
+    Time in which several groups communicate belongs to the first of them in `GROUPS`. `communication` selects the work
+    items that communicate; `before` selects those of the classes before communication in `CLASSES`, whose union lasts
+    `covered_total_ns`.
     """
     so_far, seconds = before.copy(), {}
     for group in (*GROUPS[1:], ""):

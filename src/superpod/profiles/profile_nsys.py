@@ -95,7 +95,7 @@ def _read(file: _File, gpu: int | None) -> Recording:
     starts = np.array([row[0] for row in rows], dtype=np.int64)
     file.times.set_median(starts)
     is_near = file.times.is_near(starts)
-    file.times.omit_far(int((~is_near).sum()))
+    file.times.count_outliers(int((~is_near).sum()))
     rows = list(compress(rows, is_near))
 
     gpus = tuple(sorted({row[5] for row in rows}))

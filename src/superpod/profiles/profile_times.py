@@ -55,7 +55,7 @@ class Times:
         return first, first + round(length * unit_ns)
 
     def set_median(self, starts: NDArray[np.int64]) -> None:
-        """Store the median of the start times; `is_near` and `omit_far` compare other times with it."""
+        """Store the median of the start times; `is_near` and `count_outliers` compare other times with it."""
         if len(starts):
             self._median = float(np.median(starts))
 
@@ -65,8 +65,8 @@ class Times:
             return np.ones(len(starts), dtype=bool)
         return np.abs(starts.astype(np.float64) - self._median) <= DAY_NS
 
-    def omit_far(self, number: int) -> None:
-        """Count this number of events as omitted because they are not near the median."""
+    def count_outliers(self, number: int) -> None:
+        """Add to the number of events that are omitted because their start is far from the median."""
         if number:
             self._omitted[FAR] += number
 

@@ -66,7 +66,7 @@ class _Collected:
         elif STEP.match(name):
             self.marks["gpu"].append((first, last))
 
-    def omit_far(self) -> None:
+    def remove_outliers(self) -> None:
         """Remove the events that are more than a day away from the median of the work items."""
         times = self.times
         if self.columns["start"]:
@@ -83,7 +83,7 @@ class _Collected:
             removed += len(marks) - len(self.marks[kind])
         host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are already counted
         keep_rows(host, times.is_near(np.array(self.host_start, dtype=np.int64)))
-        times.omit_far(removed)
+        times.count_outliers(removed)
 
     def _add_kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
         args = event.get("args")
@@ -159,11 +159,11 @@ def read(path: Path, gpu: int | None = None) -> Recording:
     trace, kept = Trace(path), _Collected()
     for event in trace.events():
         kept.add(event)
-    kept.omit_far()
+    kept.remove_outliers()
     _require_profiler(path, trace, kept)
     if kept.columns["start"]:
         return _read_gpu(path, trace, kept, gpu)
-    return _read_cpus(path, trace, kept, gpu)
+    return _read_cpu_events(path, trace, kept, gpu)
 
 
 def _require_profiler(path: Path, trace: Trace, collected: _Collected) -> None:
@@ -211,7 +211,7 @@ def _gpu_name(trace: Trace, number: int) -> str:
     return "GPU"
 
 
-def _read_cpus(path: Path, trace: Trace, collected: _Collected, gpu: int | None) -> Recording:
+def _read_cpu_events(path: Path, trace: Trace, collected: _Collected, gpu: int | None) -> Recording:
     if gpu is not None:
         raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "omit --gpu")
     start, end, name, kind = collected.leaves.rows()

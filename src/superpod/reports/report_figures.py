@@ -98,7 +98,7 @@ class Figures:
 
 
 def compute_figures(run: Record) -> Figures:
-    """Return the figures of a run, including the recommendation."""
+    """Return the numbers in the report of a run, and the recommended next step."""
     seconds = [step.seconds for step in run.steady if step.seconds]
     p50 = median_or_none(seconds)
     mfu, hfu, tflops, formula = _compute_utilization(run, p50)

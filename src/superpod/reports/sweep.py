@@ -38,7 +38,7 @@ class Member:
 
     @classmethod
     def from_run(cls, run: RunFolder) -> Member:
-        """Return a run that is not part of a sweep, with its overrides as values."""
+        """Create the table row of a run that is not part of a sweep; its values are the overrides of the run."""
         overrides = dict(text.split("=", 1) for text in run.facts.get("overrides") or () if "=" in text)
         return cls(overrides, run.path, summary(run))
 

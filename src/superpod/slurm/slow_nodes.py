@@ -1,7 +1,7 @@
 """Finds slow nodes by measuring the bandwidth between all pairs of nodes: `recipes cluster bisect`.
 
 The measurement is an NCCL all-reduce over the GPUs of both nodes, which uses the same InfiniBand ports as training.
-Without torch and GPUs it is ib_write_bw on each HCA, or TCP if that is not installed.
+Without torch and GPUs, it runs ib_write_bw on each HCA, or TCP if ib_write_bw is not installed.
 """
 
 from __future__ import annotations

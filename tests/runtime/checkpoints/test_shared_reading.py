@@ -23,7 +23,7 @@ done
 """
 
 
-HERE = "the first node checks its sizes and samples"
+HERE = "the first node checks the sizes and samples of these files"
 
 
 @pytest.fixture

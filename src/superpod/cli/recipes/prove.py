@@ -43,7 +43,7 @@ def prove(
         int | None,
         typer.Option(
             "--nodes",
-            help="Verify only this number of nodes; the planner chooses a layout if the recipe has none for it.",
+            help="Verify the recipe on this number of nodes only. If it has no layout for it, the planner chooses one.",
         ),
     ] = None,
     gpus: Gpus = None,

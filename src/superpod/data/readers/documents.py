@@ -58,7 +58,7 @@ BadLine = Callable[[str, int, str, str], None]
 
 
 def escape_path(path: str) -> str:
-    """Return a file name for a message, quoted and escaped if it contains control characters or outer spaces."""
+    """Return a path for display: quoted and escaped if it has control characters, or leading or trailing spaces."""
     return path if path.isprintable() and path == path.strip() else repr(path)
 
 

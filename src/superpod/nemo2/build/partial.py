@@ -26,7 +26,7 @@ for _library in ("nemo_run/config.py", "fiddle/_src/experimental/dataclasses.py"
 
 
 def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
-    """Return the complete configuration of a recipe on `num_nodes` nodes; None = the smallest size of the recipe.
+    """Return the complete configuration of a recipe on `num_nodes` nodes; None = the fewest with a layout.
 
     Raises:
         UserError: the recipe has no layout for that many nodes.

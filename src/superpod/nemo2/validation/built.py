@@ -36,7 +36,7 @@ MISSING_SOFTWARE = (
     *("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named"),
     "not compiled with CUDA",
 )
-"""Texts in error messages that this machine causes, not the configuration."""
+"""Parts of error messages that are caused by this machine, not by the configuration."""
 
 
 def violations(r: Reader) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Find which corrections measured runs determine, and which corrections explain the runs equally well.
+"""Find which corrections the measured runs determine, and which ones the runs cannot tell apart.
 
 Two standard methods, applied to the posterior of the fit (runs and prior):
 
@@ -34,7 +34,7 @@ PREDICTIVE = 0.5
 Three runs that all take 1.5 times the predicted time would not establish one: large residuals are weighted down.
 """
 MIN_RUNS = 3
-"""Minimum number of runs to separate scatter from causes; fewer establish no correction."""
+"""Minimum number of runs that can tell random variation from a systematic error; fewer establish no correction."""
 Z80 = 1.2816
 """Half the width of an 80 % interval, in standard deviations."""
 MAX_POSTERIOR = 0.5

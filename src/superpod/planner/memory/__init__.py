@@ -107,7 +107,7 @@ def peak(job: PlannedJob, c: Columns) -> Peak:
 
 
 def by_owner(job: PlannedJob, c: Columns) -> dict[str, Array]:
-    """Return category -> bytes of each pipeline rank at its peak; see `Peak.owners`."""
+    """Return {category: bytes of each pipeline rank} at the peak of each rank; see `Peak.owners`."""
     return peak(job, c).owners
 
 

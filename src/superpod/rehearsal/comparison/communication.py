@@ -182,7 +182,7 @@ def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
 
 
 def _require(operations: set[str], parallelism: str, size: int) -> None:
-    """Raise NotParallelError if there are no operations in a kind of parallelism of this size."""
+    """Raise NotParallelError if `size` > 1 but no communication of `parallelism`, such as TP, was recorded."""
     if not operations:
         raise NotParallelError(
             f"the layout has {parallelism} of {size}, but no layer communicates over its group: each rank "

@@ -39,7 +39,7 @@ class Case:
 
     recipe: str
     nodes: int = 0
-    """Number of nodes; 0 = the smallest size of the recipe."""
+    """Number of nodes; 0 = the smallest number that the recipe has a layout for."""
     overrides: tuple[str, ...] = ()
     layers: int = 0
     """Argument of `fold`, like `micro_batches` and `limit_gib`."""

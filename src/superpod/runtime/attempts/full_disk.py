@@ -185,7 +185,7 @@ def _remove_unfinished(run: RunFolder) -> None:
 
 
 def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Shortage:
-    """Defer the queued jobs of the run because of `problem`, or submit a deferred job if `self_submit` permits it."""
+    """Postpone the queued jobs of the run because of `problem`; if none is queued, submit one that starts later."""
     min_s, max_s = DEFERRED_S
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     end_time = next((end for end in ends if is_number(end)), None)

@@ -53,7 +53,7 @@ class SavedCheckpoints:
         self._removed: set[Path] = set()
         """checkpoints that must no longer be read"""
         self._complete: queue.Queue[Path | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._work, name="manifests", daemon=True)
+        self._thread = threading.Thread(target=self._write_manifests, name="manifests", daemon=True)
         self._thread.start()
 
     def watch(self, trainer: Trainer) -> None:
@@ -89,7 +89,7 @@ class SavedCheckpoints:
         self._complete.put(None)
         self._thread.join(min(wait_s, END_S))
 
-    def _work(self) -> None:
+    def _write_manifests(self) -> None:
         with contextlib.suppress(OSError):  # on Linux, the niceness of this thread only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:

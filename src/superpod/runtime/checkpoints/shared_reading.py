@@ -103,8 +103,8 @@ class SharedReader:
             if len(missing_shares) > 8:
                 names += ", ..."
             self._log(
-                f"{names} did not read their share of {checkpoint.name} within {duration(limit_s)}: the first node "
-                "checks its sizes and samples"
+                f"{names} did not read their share of {checkpoint.name} within {duration(limit_s)}; the first node "
+                "checks the sizes and samples of these files instead"
             )
         budget = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
         unread_contents = [content for share in missing_shares for content in shares[share]]

@@ -78,7 +78,7 @@ class Heartbeat:
         self._record = b""
         self._beating, self._writing = threading.Lock(), threading.Lock()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._tick_until_stopped, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
         """Start the thread that writes heartbeats, unless it is running."""
@@ -157,7 +157,7 @@ class Heartbeat:
             os.close(self._file)
         self._file = -1
 
-    def _work(self) -> None:
+    def _tick_until_stopped(self) -> None:
         pid = os.getpid()
         while not self._end.wait(self._tick_s) and os.getpid() == pid:
             self.tick(time.time())

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # -I excludes the path of the package
 from superpod.runtime.processes.attempt_processes import MARK, find, kill_group, ranks_of, send
 
 POLL_S = 0.5
-"""Seconds between two checks whether the command is running."""
+"""Seconds between checks that the command is still running."""
 
 SAVE_S = 30
 """Seconds that the ranks of a killed launcher may take to save and exit before they are killed."""
@@ -36,7 +36,7 @@ pids: set[int] = set()
 
 
 class Watchdog:
-    """Terminates process groups, and the processes of an attempt, once this process has exited."""
+    """A child process that terminates process groups and the processes of an attempt when its parent has exited."""
 
     def __init__(self, attempt: Path | None = None) -> None:
         # -I: do not import from the current folder.

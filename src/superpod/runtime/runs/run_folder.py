@@ -86,7 +86,7 @@ class Attempt:
 
     @property
     def counts(self) -> bool:
-        """Whether the attempt counts as a try. False if its ranks were not started because of bad nodes."""
+        """Whether the attempt counts toward the maximum number. False if bad nodes kept its ranks from starting."""
         return self.result.get("counts") is not False
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
