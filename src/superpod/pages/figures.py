@@ -33,7 +33,7 @@ NUMBER = "0,0.[00]"
 """Format of tick labels: 12,500 or 0.5."""
 SCALES = ("seq", "gbs", "far", "near", "imbalance")
 """Keys of the sensitivity curves in `sensitivity.py`, one figure each."""
-EDGES = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
+EDGES: dict[str, Any] = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
 """Columns of a data source with the edges of rectangles."""
 BAR_COLUMNS = (*EDGES, "color", "label", "value", "row", "alpha")
 """Columns of the data source of stacked bars; each row is a part of a bar."""

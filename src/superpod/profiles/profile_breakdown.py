@@ -134,7 +134,7 @@ def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
     """Return the work items clipped to the interval from `begin` to `end`, and their nanoseconds outside of it."""
     start, stop = np.clip(work.start, begin, end), np.clip(work.end, begin, end)
     outside_ns = int((work.end - work.start).sum() - (stop - start).sum())
-    columns = (start, stop, work.name, work.kind, work.group, work.launched, work.sms)
+    columns: tuple[Any, ...] = (start, stop, work.name, work.kind, work.group, work.launched, work.sms)
     is_inside = stop > start
     return Work(*(column[is_inside] for column in columns)), outside_ns
 
