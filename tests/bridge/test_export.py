@@ -47,7 +47,7 @@ def built(nemo):
 
 def bridge_config(partial, name):
     recipe = registry.find(name)
-    return translate(partial, recipe.model.hf, recipe.model.make())
+    return translate(partial, name, recipe.model.hf, recipe.model.make())
 
 
 def file_of(partial, name):
@@ -85,7 +85,7 @@ def test_file_is_python_and_imports_only_torch_and_megatron_bridge(built, name):
     tree = ast.parse(file_of(built(name), name))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {module for module in imported if not str(module).startswith(facts.PACKAGE)} == {"os", "sys", "torch"}
+    assert {module for module in imported if not str(module).startswith("megatron.")} == {"os", "sys", "torch"}
 
 
 @pytest.mark.nemo
@@ -103,10 +103,54 @@ def test_overrides_reach_the_file(built):
 
 
 @pytest.mark.nemo
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_need_nothing_that_is_not_translated(built, name):
+    lines = bridge_config(built(name), name).not_translated
+    assert [line for line in lines if not line.startswith("mock data")] == []
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", RECIPES)
+def test_fine_tuning_reads_text_with_the_tokenizer_of_the_model(built, name):
+    recipe, config = registry.find(name), bridge_config(built(name), name)
+    tokenizer = config.sections["tokenizer"]
+    if recipe.task == "pretrain":
+        assert tokenizer["vocab_size"] == recipe.model.vocab_size
+        return
+    assert tokenizer["tokenizer_model"] == recipe.model.hf
+    assert config.sections["sft_dataset"]["dataset_kwargs"] == {"pad_to_max_length": True}
+    assert config.sections["checkpoint"]["pretrained_checkpoint"] == f"pretrained/{recipe.model.hf.partition('/')[2]}"
+
+
+@pytest.mark.nemo
+def test_pretraining_keeps_the_initialization_of_nemo(built):
+    config = bridge_config(built(RECIPES[0]), RECIPES[0])
+    assert config.model["init_method_std"] == built(RECIPES[0]).model.config.init_method_std != 0.02
+    assert "init_method_std" not in bridge_config(built(RECIPES[1]), RECIPES[1]).model
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize(
+    "override",
+    ["trainer.strategy.progress_interval=5", "trainer.num_sanity_val_steps=2", "trainer.detect_anomaly=True"],
+)
+def test_an_override_that_is_not_translated_is_listed(built, override):
+    path = override.partition("=")[0]
+    assert path in bridge_config(built(RECIPES[0], override), RECIPES[0]).not_translated
+
+
+@pytest.mark.nemo
+def test_cuda_graphs_use_the_implementation_that_megatron_bridge_supports(built):
+    name = "llama3_8b_pretrain_b200_bf16"
+    model = bridge_config(built(name, "with=cuda_graphs"), name).model
+    assert (model["cuda_graph_impl"], model["use_te_rng_tracker"]) == ("transformer_engine", True)
+
+
+@pytest.mark.nemo
 def test_what_has_no_counterpart_is_listed(built):
     name = RECIPES[0]
     partial = built(name, "trainer.strategy.ddp.preserve_fp32_weights=False")
-    assert "preserve_fp32_weights" in " ".join(bridge_config(partial, name).not_carried)
+    assert "preserve_fp32_weights" in " ".join(bridge_config(partial, name).not_translated)
 
 
 @pytest.mark.nemo
@@ -129,9 +173,7 @@ def test_unsupported_model_is_refused_with_its_architecture(built):
 @pytest.mark.nemo
 def test_command_applies_the_layout_to_a_recipe_of_megatron_bridge(built):
     name = RECIPES[0]
-    command = launch_script.run_recipe_command(
-        bridge_config(built(name), name), "llama3_70b", "pretrain", "h100", "bf16"
-    )
+    command = launch_script.run_recipe_command(bridge_config(built(name), name), "llama3_70b", "h100", "bf16")
     assert command is not None
     words = shlex.split(command)
     assert words[words.index("--recipe") + 1] in facts.stack()["recipes"]

@@ -33,6 +33,9 @@ ARCHITECTURES = (
 """Start of the name of NeMo's configuration class -> class of transformers; None for encoders, embedding models and
 others that Megatron-Bridge does not train. The first match counts."""
 
+NEEDS_REMOTE_CODE = ("DeciLMForCausalLM",)
+"""Architectures that transformers does not contain."""
+
 
 def find_architecture(config_class: str) -> str | None:
     """Return the Hugging Face architecture of NeMo's configuration class, such as `Llama3Config8B`; None if unknown."""
@@ -53,6 +56,8 @@ def missing_reason(config_class: str, hf_model: str) -> str | None:
     architecture = find_architecture(config_class)
     if architecture is None:
         return f"{stack} has no counterpart of NeMo's {config_class}"
+    if architecture in NEEDS_REMOTE_CODE:
+        return f"{stack} executes code from the Hugging Face Hub for {architecture} (trust_remote_code)"
     if architecture not in facts.stack()["architectures"]:
         return f"{stack} does not support {architecture}"
     if not hf_model:

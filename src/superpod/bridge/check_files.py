@@ -45,7 +45,10 @@ def validate(file: Path, hf_config: str, sm: int) -> str | None:
         try:
             module = _load(file)
             _set_world_size(module.WORLD_SIZE)
-            runtime_config_update(module.config())
+            config = module.config()
+            if config.checkpoint.pretrained_checkpoint:
+                Path(config.checkpoint.pretrained_checkpoint).mkdir(parents=True)
+            runtime_config_update(config)
         except Exception as error:
             return " ".join(f"{type(error).__name__}: {error}".split())
     return None
@@ -68,7 +71,7 @@ def _set_world_size(world_size: int) -> None:
 
 @contextmanager
 def _run_environment(hf_config: str, sm: int) -> Iterator[None]:
-    """Provide what a run has: a GPU, the model's config.json, and the folders of the weights and the data.
+    """Provide what a run has: a GPU, and the model's config.json.
 
     The environment variables that the file sets, and the current folder, are restored at the end.
     """
@@ -83,8 +86,6 @@ def _run_environment(hf_config: str, sm: int) -> Iterator[None]:
     saved = (AutoBridge.from_hf_pretrained, torch.cuda.get_device_properties, dict(os.environ), Path.cwd())
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name in ("pretrained", "data"):
-            Path(name).mkdir()
         AutoBridge.from_hf_pretrained = staticmethod(from_local_config)
         torch.cuda.get_device_properties = lambda _device=None: gpu
         try:

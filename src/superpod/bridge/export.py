@@ -42,26 +42,27 @@ def export(
     Raises:
         UserError: Megatron-Bridge cannot build the model.
     """
-    config = translate.translate(partial, recipe.model.hf, recipe.model.make())
+    config = translate.translate(partial, recipe.name, recipe.model.hf, recipe.model.make())
     about = (
         f"{recipe.model.title}. {recipe.task} in {recipe.precision} on {config.world_size} {recipe.gpu} GPUs. "
-        f"Written by `{command}` for Megatron-Bridge {facts.version()}. It does not need superpod-recipes; "
+        f"Written for Megatron-Bridge {facts.version()} by the command below. It does not need superpod-recipes; "
         "edit it freely."
     )
     script = file.removesuffix(".py") + ".sbatch"
     return BridgeExport(
-        file=recipe_source.render(config, recipe.name, about, file, environment),
+        file=recipe_source.render(config, recipe.name, about, command, file, environment),
         script=launch_script.batch_script(config, file, script),
         notes=_notes(config, recipe),
     )
 
 
 def _notes(config: BridgeConfig, recipe: Recipe) -> list[str]:
-    notes = [f"without a counterpart in Megatron-Bridge: {line}" for line in config.not_carried]
+    notes = [f"not translated: {line}" for line in config.not_translated]
     if "pretrained_checkpoint" in config.sections["checkpoint"]:
-        convert = f'from megatron.bridge import AutoBridge; AutoBridge.import_ckpt("{config.hf_model}", "pretrained")'
+        folder = translate.pretrained_folder(config.hf_model)
+        convert = f'from megatron.bridge import AutoBridge; AutoBridge.import_ckpt("{config.hf_model}", "{folder}")'
         notes.append(f"convert the weights first: python -c '{convert}'")
-    command = launch_script.run_recipe_command(config, recipe.model.name, recipe.task, recipe.gpu, recipe.precision)
-    if command:
+    command = launch_script.run_recipe_command(config, recipe.model.name, recipe.gpu, recipe.precision)
+    if command and recipe.task == "pretrain":
         notes.append(f"or apply the layout to Megatron-Bridge's own recipe, in a clone of its repository:\n  {command}")
     return notes

@@ -16,22 +16,21 @@ SCRIPT = """#!/bin/bash
 #SBATCH --exclusive
 #
 # Trains {file} with Megatron-Bridge {version}.
-# One task per node starts one process per GPU. Submit the script from the folder of that file, with the options that
-# your cluster requires:
+# One task per node starts one process per GPU. Submit the script from the folder of the Python file, with the options
+# that your cluster requires:
 #
 #     sbatch --account=ACCOUNT --partition=PARTITION --time=4:00:00 {script}
 #
 # To use a container (Pyxis), set SRUN_OPTIONS to --container-image=IMAGE --container-mounts=$PWD
-# --container-workdir=$PWD. The Python file sets the environment variables of the ranks.
+# --container-workdir=$PWD. Every rank reads the model's config.json from Hugging Face: on nodes without a network, set
+# HF_MODEL in the Python file to a folder that contains it.
 set -euo pipefail
 
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun ${{SRUN_OPTIONS:-}} torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={gpus} --rdzv-backend=c10d \\
+srun --kill-on-bad-exit=1 --wait=60 ${{SRUN_OPTIONS:-}} \\
+    torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={gpus} --rdzv-backend=c10d \\
     --rdzv-endpoint="$head_node:29500" --rdzv-id="$SLURM_JOB_ID" {file}
 """
-
-BRIDGE_TASKS = {"pretrain": "pretrain", "sft": "sft", "lora": "peft"}
-"""Task -> the word in the names of Megatron-Bridge's recipes."""
 
 PRECISION_RECIPES = {
     "bf16": "bf16_mixed",
@@ -65,23 +64,22 @@ def batch_script(config: BridgeConfig, file: str, script: str) -> str:
     )
 
 
-def run_recipe_command(config: BridgeConfig, model: str, task: str, gpu: str, precision: str) -> str | None:
+def run_recipe_command(config: BridgeConfig, model: str, gpu: str, precision: str) -> str | None:
     """Return the command that applies the layout to a recipe of Megatron-Bridge by scripts/training/run_recipe.py.
 
     Args:
         config: the recipe.
         model: name of the model.
-        task: pretrain, sft, lora or dora.
         gpu: GPU of the recipe, such as h100.
         precision: precision of the recipe, such as fp8cs.
 
     Returns:
-        The command on one line; None if Megatron-Bridge has no recipe for this model and task.
+        The command on one line; None if Megatron-Bridge has no recipe that pretrains this model.
     """
-    base = _base_recipe(model, task, gpu, precision)
+    base = _base_recipe(model, gpu, precision)
     if base is None:
         return None
-    overrides = [f"mixed_precision={PRECISION_RECIPES[precision]}"]
+    overrides = [f"mixed_precision={PRECISION_RECIPES[precision]}", f"dataset.seq_length={config.model['seq_length']}"]
     for section in COMMAND_SECTIONS:
         values = config.model if section == "model" else config.sections[section]
         for name, value in values.items():
@@ -90,13 +88,14 @@ def run_recipe_command(config: BridgeConfig, model: str, task: str, gpu: str, pr
     return shlex.join(["python", "scripts/training/run_recipe.py", "--recipe", base, *overrides])
 
 
-def _base_recipe(model: str, task: str, gpu: str, precision: str) -> str | None:
+def _base_recipe(model: str, gpu: str, precision: str) -> str | None:
     """Return the most similar recipe of Megatron-Bridge: for this GPU and precision if possible."""
-    prefix = re.compile(rf"{re.escape(model)}_{BRIDGE_TASKS.get(task, task)}_\d+gpu_(?P<gpu>\w+?)_(?P<rest>\w+)_config")
+    prefix = re.compile(rf"{re.escape(model)}_pretrain_\d+gpu_(?P<gpu>\w+?)_(?P<rest>\w+)_config")
     matches = [match for match in map(prefix.fullmatch, facts.stack()["recipes"]) if match]
     if not matches:
         return None
-    best = min(matches, key=lambda m: (m["gpu"] != gpu, m["rest"] != precision, len(m.string), m.string))
+    wanted = "fp8mx" if precision == "mxfp8" else precision
+    best = min(matches, key=lambda m: (m["gpu"] != gpu, m["rest"] != wanted, len(m.string), m.string))
     return best.string
 
 

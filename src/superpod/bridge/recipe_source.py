@@ -74,21 +74,24 @@ if __name__ == "__main__":
 '''
 
 
-def render(config: BridgeConfig, title: str, about: str, file: str, environment: Mapping[str, str]) -> str:
+def render(
+    config: BridgeConfig, title: str, about: str, command: str, file: str, environment: Mapping[str, str]
+) -> str:
     """Return the text of the Python file.
 
     Args:
         config: the recipe.
         title: first line of the file, such as the recipe's name.
-        about: what the recipe trains, on which GPUs, and the command that wrote the file.
+        about: what the recipe trains, and on which GPUs.
+        command: the command that writes the file.
         file: name of the file.
         environment: environment variables of the ranks.
     """
     nodes = config.world_size // config.gpus_per_node
-    paragraphs = [title, textwrap.fill(about, 100)]
-    if config.not_carried:
-        lines = [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in config.not_carried]
-        paragraphs.append("\n".join(["Without a counterpart in Megatron-Bridge:", *lines]))
+    paragraphs = [title, textwrap.fill(about, 100), f"    {command}"]
+    if config.not_translated:
+        lines = [textwrap.fill(f"- {line}", 100, subsequent_indent="  ") for line in config.not_translated]
+        paragraphs.append("\n".join(["Not translated:", *lines]))
     if nodes == 1:
         paragraphs.append(f"    torchrun --nproc-per-node {config.gpus_per_node} {file}")
     heading = "\n\n".join(paragraphs) + "\n"
@@ -111,7 +114,7 @@ def source(value: object) -> str:
         TypeError: the value is an object of a class that the file does not import.
     """
     if isinstance(value, enum.Enum):
-        return source(value.name)  # Megatron-Core converts the names of its enums, such as AttnBackend
+        return f"{type(value).__name__}.{value.name}"
     if str(value).startswith("torch."):
         return str(value)
     if isinstance(value, list):
@@ -139,6 +142,9 @@ def _imports(config: BridgeConfig) -> str:
     if config.peft:
         name = config.peft[0]
         modules[f"{package}.peft.{name.lower()}"] = [name]
+    enums = [value for value in config.model.values() if isinstance(value, enum.Enum)]
+    for value in enums:
+        modules.setdefault(type(value).__module__, []).append(type(value).__name__)
     lines = ["import torch"]
     for module, names in sorted(modules.items()):
         line = f"from {module} import {', '.join(sorted(names))}"

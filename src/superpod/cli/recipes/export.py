@@ -26,9 +26,21 @@ Stack = Literal["nemo2", "bridge"]
 
 BRIDGE: Literal["bridge"] = "bridge"
 
-RESERVED = {"nemo", "transformer_engine", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(
-    sys.stdlib_module_names
-)
+RESERVED = {
+    "nemo",
+    "transformer_engine",
+    "nemo_run",
+    "transformers",
+    "datasets",
+    "omegaconf",
+    "hydra",
+    "yaml",
+    "megatron",
+    "torch",
+    "lightning",
+    "fiddle",
+    "recipe",
+} | set(sys.stdlib_module_names)
 """Modules that the file imports, directly or indirectly. A file with one of these names would shadow the module."""
 
 
@@ -67,11 +79,13 @@ def export(
     require_built([resolved], build=build)
     check_file(to, force=force)  # another process may have written the file in the meantime
     output_file.write(to, text, "--to")
-    print(f"wrote {to}: {len(text.splitlines())} lines that build the same configuration")
+    lines = len(text.splitlines())
+    print(f"wrote {to}: {lines} lines" if exported else f"wrote {to}: {lines} lines that build the same configuration")
     if exported and script:
         output_file.write(script, exported.script, "--to")
         print(f"wrote {script}: submit it with sbatch, with the account and partition of your cluster")
         print("\n".join(exported.notes))
+        return
     size_options.print_notes(request.mock_data_notes)
 
 
