@@ -1,0 +1,154 @@
+# pyright: reportMissingImports=false
+"""Build all recipes that Megatron-Bridge ships, let it validate them, and write docs/bridge_recipes.md.
+
+    PYTHONPATH=src PYTHON_OF_BRIDGE scripts/bridge_recipes.py HF_CONFIGS
+
+HF_CONFIGS has a folder with config.json per model, named as in this project (`tests/bridge/hf_configs.py` writes them).
+Recipes of other models are counted, not built. Needs no GPU: see `superpod.bridge.import_bridge`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+import tomllib
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # fail at once instead of trying to reach the hub
+from superpod.bridge import facts, import_bridge  # noqa: F401 - import_bridge adds stand-ins for missing packages
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "bridge_recipes.md"
+HF_IDS = ROOT / "src" / "superpod" / "collection" / "facts" / "hf_ids.toml"
+NAME = re.compile(r"_(?P<gpus>\d+)gpu_(?P<gpu>[a-z0-9]+)_")
+BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
+NEEDS_INPUT = re.compile(r"data-cache-path|pretrained checkpoint", re.IGNORECASE)
+"""Errors about files of the user, which no shipped recipe can contain."""
+
+HEADING = """# Recipes of Megatron-Bridge {version}
+
+Written by `scripts/bridge_recipes.py`: all {total} recipes of the wheel, each built for the number of GPUs in its name and
+validated by Megatron-Bridge itself (`runtime_config_update`), without a GPU. Expert parallelism is also compared with the
+number of GPUs, which only the creation of the process groups checks (megatron/core/parallel_state.py).
+
+| result | recipes |
+|---|---|
+| accepted | {accepted} |
+| contradicts itself (below) | {wrong} |
+| needs a file of the user | {needs_input} |
+| not built: the model's config.json is not available here, or it is not a language model | {not_built} |
+
+| recipe | contradiction |
+|---|---|
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    validate = make_validator(Path(sys.argv[1]))
+    answers = {name: validate(name, function) for name, function in recipes()}
+    wrong = {name: error for name, error in answers.items() if error and error != NOT_BUILT and not needs_input(error)}
+    counts = Counter(category(error) for error in answers.values())
+    text = HEADING.format(version=facts.version(), total=len(answers), **{key: counts[key] for key in CATEGORIES})
+    rows = [f"| `{name.removesuffix('_config')}` | {shorten(error)} |" for name, error in sorted(wrong.items())]
+    PAGE.write_text(text + "\n".join(rows) + "\n")
+    print(f"{PAGE}: {dict(counts)}")
+
+
+NOT_BUILT = "not built"
+CATEGORIES = ("accepted", "wrong", "needs_input", "not_built")
+
+
+def category(error: str | None) -> str:
+    """Return the category of a result, one of `CATEGORIES`."""
+    if error is None:
+        return "accepted"
+    if error == NOT_BUILT:
+        return "not_built"
+    return "needs_input" if needs_input(error) else "wrong"
+
+
+def needs_input(error: str) -> bool:
+    """Return whether an error is about a file of the user."""
+    return NEEDS_INPUT.search(error) is not None
+
+
+def shorten(error: str) -> str:
+    """Return the error for a cell of a table."""
+    text = error.replace("|", "\\|").removeprefix("AssertionError: ").strip()
+    return text if len(text) < 260 else text[:257] + "..."
+
+
+def recipes() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield (name, function) of each recipe, from both packages of Megatron-Bridge."""
+    for folder in ("recipes", "perf_recipes"):
+        names = set(facts.stack()[folder])
+        package = importlib.import_module(f"{facts.PACKAGE}.{folder}")
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for name, value in sorted(vars(importlib.import_module(found.name)).items()):
+                if name in names and inspect.isfunction(value) and value.__module__ == found.name:
+                    names.remove(name)
+                    yield name, value
+
+
+def make_validator(hf_configs: Path) -> Callable[[str, Callable[[], Any]], str | None]:
+    """Return a function that returns the error of a recipe, None if there is none, or `NOT_BUILT`."""
+    import torch
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training import config as bridge_config
+    from transformers import AutoConfig
+
+    models = {hf.lower(): model for model, ids in tomllib.loads(HF_IDS.read_text()).items() for hf in ids}
+
+    def from_local_config(path: object, **_options: Any) -> AutoBridge:
+        folder = hf_configs / models.get(str(path).lower(), "missing")
+        if not folder.is_dir():
+            raise LookupError(path)
+        return AutoBridge.from_hf_config(AutoConfig.from_pretrained(folder))
+
+    AutoBridge.from_hf_pretrained = staticmethod(from_local_config)
+    environment = dict(os.environ)
+
+    def validate(name: str, function: Callable[[], Any]) -> str | None:
+        size = NAME.search(name)
+        assert size, name
+        gpus, gpu = int(size["gpus"]), size["gpu"]
+        properties = types.SimpleNamespace(major=10 if gpu in BLACKWELL else 9, minor=0, name=f"NVIDIA {gpu.upper()}")
+        torch.cuda.get_device_properties = lambda _device=None: properties
+        bridge_config.get_world_size_safe = lambda: gpus
+        os.environ.clear()
+        os.environ.update(environment)
+        try:
+            config = function()
+        except Exception:  # a missing config.json, a processor of images, ...
+            return NOT_BUILT
+        if config.peft is not None and config.checkpoint.pretrained_checkpoint is None:
+            config.checkpoint.pretrained_checkpoint = "."
+        try:
+            error = expert_parallel_error(config.model, gpus)
+            bridge_config.runtime_config_update(config)
+        except Exception as refusal:
+            return " ".join(f"{type(refusal).__name__}: {refusal}".split())
+        return error
+
+    return validate
+
+
+def expert_parallel_error(model: Any, gpus: int) -> str | None:
+    """Return why the process groups of expert parallelism cannot be created on this number of GPUs, or None."""
+    ep, pp = model.expert_model_parallel_size, model.pipeline_model_parallel_size
+    etp = model.expert_tensor_parallel_size or model.tensor_model_parallel_size
+    if not model.num_moe_experts or gpus % (ep * etp * pp) == 0:
+        return None
+    return f"EP {ep} x ETP {etp} x PP {pp} = {ep * etp * pp} does not divide {gpus} GPUs"
+
+
+main()
