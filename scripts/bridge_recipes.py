@@ -30,20 +30,21 @@ PAGE = ROOT / "docs" / "bridge_recipes.md"
 HF_IDS = ROOT / "src" / "superpod" / "collection" / "facts" / "hf_ids.toml"
 NAME = re.compile(r"_(?P<gpus>\d+)gpu_(?P<gpu>[a-z0-9]+)_")
 BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
-NEEDS_INPUT = re.compile(r"data-cache-path|pretrained checkpoint", re.IGNORECASE)
-"""Errors about files of the user, which no shipped recipe can contain."""
+NO_SIZES = "no sizes of the model"
+NEEDS_INPUT = re.compile(rf"data-cache-path|pretrained checkpoint|{NO_SIZES}", re.IGNORECASE)
+"""Errors about what only the user can provide: files, and the sizes of a model that the recipe leaves open."""
 
 HEADING = """# Recipes of Megatron-Bridge {version}
 
-Written by `scripts/bridge_recipes.py`: all {total} recipes of the wheel, each built for the number of GPUs in its name and
-validated by Megatron-Bridge itself (`runtime_config_update`), without a GPU. Expert parallelism is also compared with the
-number of GPUs, which only the creation of the process groups checks (megatron/core/parallel_state.py).
+Written by `scripts/bridge_recipes.py`: all {total} recipes of the wheel, each built for the number of GPUs in its name
+and validated by Megatron-Bridge itself (`runtime_config_update`), without a GPU. Expert parallelism is also compared
+with the number of GPUs, which only the creation of the process groups checks (megatron/core/parallel_state.py).
 
 | result | recipes |
 |---|---|
 | accepted | {accepted} |
 | contradicts itself (below) | {wrong} |
-| needs a file of the user | {needs_input} |
+| needs a file or sizes from the user | {needs_input} |
 | not built: the model's config.json is not available here, or it is not a language model | {not_built} |
 
 | recipe | contradiction |
@@ -77,7 +78,7 @@ def category(error: str | None) -> str:
 
 
 def needs_input(error: str) -> bool:
-    """Return whether an error is about a file of the user."""
+    """Return whether an error is about what only the user can provide."""
     return NEEDS_INPUT.search(error) is not None
 
 
@@ -132,6 +133,8 @@ def make_validator(hf_configs: Path) -> Callable[[str, Callable[[], Any]], str |
             return NOT_BUILT
         if config.peft is not None and config.checkpoint.pretrained_checkpoint is None:
             config.checkpoint.pretrained_checkpoint = "."
+        if not config.model.num_layers:
+            return NO_SIZES
         try:
             error = expert_parallel_error(config.model, gpus)
             bridge_config.runtime_config_update(config)
