@@ -2,7 +2,7 @@
 
     python scripts/override_fields.py
 
-Run it after a change of the pinned NeMo; tests/nemo2/test_override_fields.py compares the file with NeMo.
+Run it after a change of the pinned NeMo; tests/collection/facts/test_override_fields.py compares the file with NeMo.
 """
 
 from __future__ import annotations

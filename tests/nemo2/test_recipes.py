@@ -115,7 +115,7 @@ def test_override_changes_one_value(override, line, described):
         ("trainer.max_steps=1000.5", "trainer.max_steps must be of type int, not '1000.5'", "a value of type int"),
         ("trainer.callbacks[9].gc_interval_train=1", "there is no item [9]", "3 items"),
         ("trainer.max_steps.more=1", "trainer.max_steps is 60 and has no fields", ""),
-        ("max_steps", "'max_steps' is not an override", "path=value"),
+        ("max_steps", "'max_steps' is not an override", "write PATH=VALUE"),
         ("__class__=1", "the recipe has no field '__class__'", ""),
     ],
 )

@@ -262,7 +262,7 @@ MIXTURES: dict[str, Case] = {
             "num_hidden_layers": 3,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
-        "layer_types must repeat a number of windowed layers and one full layer",
+        "layer_types must repeat N windowed layers and one full layer",
     ),
     "gemma3 all local": Case(
         "gemma3_text", GEMMA | {"sliding_window": 5, "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}

@@ -69,7 +69,7 @@ def test_a_second_build_is_up_to_date_and_json_is_pure(made: Path):
     [
         (["--strict"], "bad.jsonl is not UTF-8"),
         (["--vocab-size", "9"], "between 258"),
-        (["--seed", "5"], "is finished"),
+        (["--seed", "5"], "is complete"),
     ],
 )
 def test_user_errors_are_refused(made: Path, more: list[str], message: str):

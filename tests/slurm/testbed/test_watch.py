@@ -92,7 +92,7 @@ def test_slow_cable_raises_alarm_and_bisect_finds_the_node(testbed, profile, rec
     until(lambda: toy.seen().alarm or toy.run.done, 120, toy.story)
     alarm = toy.seen().alarm
     assert "more than the" in alarm, toy.story()
-    assert "steps take" in recipes_cli("status", toy.run.path).stdout
+    assert "a step takes" in recipes_cli("status", toy.run.path).stdout
     recipes_cli("cancel", toy.run.path)
     toy.until_gone(120)
     for node in "124":  # a bound of their own, so that a busy machine is not what is measured
