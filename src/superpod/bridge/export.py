@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from superpod.bridge import facts, launch_script, recipe_source, translate
 from superpod.bridge.translate import BridgeConfig
-from superpod.nemo2.export.heading import TASK_TITLES
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -43,9 +42,12 @@ def export(
     Raises:
         UserError: Megatron-Bridge cannot build the model.
     """
+    from superpod.nemo2.export.heading import TASK_TITLES
+
     config = translate.translate(partial, recipe.name, recipe.model.hf, recipe.model.make())
     about = (
-        f"{recipe.model.title}. {TASK_TITLES[recipe.task]} in {recipe.precision} on {config.world_size} {recipe.gpu} GPUs. "
+        f"{recipe.model.title}. {TASK_TITLES[recipe.task]} in {recipe.precision} on {config.world_size} {recipe.gpu} "
+        "GPUs. "
         f"Written for Megatron-Bridge {facts.version()} by the command below. It does not need superpod-recipes; "
         "edit it freely."
     )
