@@ -61,7 +61,7 @@ def test_a_conversion_prints_the_removed_folder(tmp_path, writer, recipes_cli):
     done = recipes_cli("ckpt", "convert", *words)
     assert done.returncode == 2
     assert f"removed {tmp_path / '.out-'}" in done.stderr
-    assert "that was killed" in done.stderr
+    assert "the incomplete output of a killed conversion" in done.stderr
     assert temporary_folders(tmp_path) == []
 
 

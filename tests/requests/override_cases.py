@@ -151,7 +151,7 @@ MISTAKES = (
         f"with=fsdp {ZERO2} trainer.strategy.tensor_model_parallel_size=8",
         "ZeRO-2",
         "8 GPUs",
-        "tp x pp x cp 8",
+        "tp x pp x cp = 8",
     ),
     _m(
         BF16,

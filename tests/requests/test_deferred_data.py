@@ -120,7 +120,7 @@ def test_ended_job_without_data_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "claim_findings", lambda claim: [])  # a cluster that has nothing
     words = {"name": RECIPE, "cluster": "dgx_h100", "data": [str(tmp_path / "web")], "after": ["4711"]}
     state = "COMPLETED"
-    with pytest.raises(UserError, match=rf"{tmp_path / 'web'} does not exist, although 4711 has ended"):
+    with pytest.raises(UserError, match=rf"{tmp_path / 'web'} does not exist, although --after 4711 is met"):
         submit.submit(**words)
     state = "RUNNING"
     with pytest.raises(AssertionError, match="NeMo would be imported"):

@@ -80,5 +80,5 @@ def test_callbacks_of_the_profilers():
     assert torch_profiler == {"start_step": 9, "end_step": 12, "active_steps": 3}
     assert nsys == {"start_step": 4, "end_step": 5, "ranks": [0, 1]}
     assert "the run has only 20 steps" in late[0]
-    assert late[1] == "--profile-steps 18-20"
+    assert late[1] == "use --profile-steps 18-20"
     assert "the run has 2 ranks, 0 to 1" in rank[0]

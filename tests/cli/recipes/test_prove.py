@@ -57,7 +57,7 @@ def test_models_known_to_be_broken_are_listed_separately(prove):
     code, text = prove("gemma3_1b", "sft", "h100", "bf16", build=lambda size: {"error": "no 'rotary_pos_cos_sin'"})
     model = registry.models()["gemma3_1b"]
     assert code == 0, text
-    assert f"known not to start  gemma3_1b: 1 recipes: {model.broken}" in text
+    assert f"known not to start  gemma3_1b, 1 recipe: {model.broken}" in text
     assert f"next: {model.workaround}" in text
     assert "proven, except " in text.splitlines()[-1]
 

@@ -47,7 +47,10 @@ def test_run_refuses_to_resume_a_fine_tuning_run(tmp_path, recipes_cli):
         ([*GIVEN, "--data", "none.jsonl"], "none.jsonl is not a file"),
         (["tiny_llama3_sft", "--model", "m", "--data", "/dev/zero"], "a pipe or a device"),
         (["tiny_llama3_sft", "--model", "m", "--data", "d.jsonl:0"], "must be positive"),
-        (["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl", "--skip-bad-lines"], "1 of 2 lines are bad, 50.0%"),
+        (
+            ["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl", "--skip-bad-lines"],
+            "1 of 2 lines are bad (50.0%)",
+        ),
         ([*GIVEN, "--validation-data", "bad.jsonl:0.5"], "--validation-data accepts no weights"),
         ([*GIVEN, "--chat-template", "d.jsonl"], "does not use `messages`"),
         ([*GIVEN, "--key", "a=b"], "is not NAME=KEY"),
