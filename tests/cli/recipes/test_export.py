@@ -46,7 +46,7 @@ def test_export_to_bridge_writes_a_file_and_a_batch_script(preloaded_cli, tmp_pa
     done = preloaded_cli("export", name, "--to", "bridge", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}_bridge.py", f"{name}_bridge.sbatch"}
-    assert f"`recipes export {name} --stack bridge`" in " ".join((tmp_path / f"{name}_bridge.py").read_text().split())
+    assert f"\n    recipes export {name} --stack bridge\n" in (tmp_path / f"{name}_bridge.py").read_text()
     assert f" {name}_bridge.py\n" in (tmp_path / f"{name}_bridge.sbatch").read_text()
     assert "AutoBridge.import_ckpt" in done.stdout
     again = preloaded_cli("export", name, "--to", "bridge", cwd=tmp_path)
