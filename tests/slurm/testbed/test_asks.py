@@ -41,7 +41,7 @@ def test_resume_with_another_time_limit(testbed, profile, recipes_cli):
     words = ("submit", "toy", "--cluster", where, "--resume", toy.run.path, "--attempts", 2)
     for wrong, says in (
         (("--time", "soon"), "not a time in Slurm's format"),
-        (("--time", "30"), "at least twice"),
+        (("--time", "30"), "at least 2 x chain.save_s"),
         (("--nodes", 4), "--nodes with --resume: a run keeps its size"),
         (("--runs", "/tmp"), "--runs with --resume: a run stays"),
         (("--after", "999999"), "has no job 999999"),
