@@ -86,7 +86,7 @@ def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun
     assert [problem.file for problem in reader(checkpoint).problems] == ["weights/__1_0.distcp"]
     assert time.monotonic() - began < 30
     names = "node3" if stuck else "node1, node2, node3"
-    assert heard == [f"{names} did not read their share of step=9 within 8.1 s: {HERE}"]
+    assert heard == [f"{names} did not read their share of step=9 within 8.1 s; {HERE} instead"]
 
 
 @pytest.mark.parametrize("fully", [False, True])
@@ -99,7 +99,7 @@ def test_a_slow_file_system_fails_no_attempt(fully, fake_srun, checkpoint, monke
     monkeypatch.setattr(shared_reading, "SHARE_FROM_BYTES", 1)
     reader = shared_reading.SharedReader(nodes, checkpoint.parent, 1, fully=fully, left_s=lambda: 2.0, log=heard.append)
     assert reader(checkpoint).problems == []
-    assert heard == [f"node1, node2 did not read their share of step=9 within 1 s: {HERE}"]
+    assert heard == [f"node1, node2 did not read their share of step=9 within 1 s; {HERE} instead"]
     DAMAGES["truncated"](checkpoint)
     assert len(reader(checkpoint).problems) == 1, "sizes are always checked"
 

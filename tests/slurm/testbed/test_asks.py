@@ -41,9 +41,9 @@ def test_resume_with_another_time_limit(testbed, profile, recipes_cli):
     words = ("submit", "toy", "--cluster", where, "--resume", toy.run.path, "--attempts", 2)
     for wrong, says in (
         (("--time", "soon"), "not a time in Slurm's format"),
-        (("--time", "30"), "at least twice"),
-        (("--nodes", 4), "--nodes with --resume: a run keeps its size"),
-        (("--runs", "/tmp"), "--runs with --resume: a run stays"),
+        (("--time", "30"), "at least 2 x chain.save_s"),
+        (("--nodes", 4), "--nodes conflicts with --resume: a resumed run keeps its size"),
+        (("--runs", "/tmp"), "--runs conflicts with --resume: a resumed run keeps its folder"),
         (("--after", "999999"), "has no job 999999"),
     ):
         refused = recipes_cli(*words, *(("--time", "0:30") if wrong == ("--time", "30") else wrong))

@@ -91,7 +91,7 @@ def test_slow_cable_raises_alarm_and_bisect_finds_the_node(testbed, profile, rec
     testbed("slow", "3", "3mbit")
     until(lambda: toy.seen().alarm or toy.run.done, 120, toy.story)
     alarm = toy.seen().alarm
-    assert "more than the" in alarm, toy.story()
+    assert "more than at the start" in alarm, toy.story()
     assert "a step takes" in recipes_cli("status", toy.run.path).stdout
     recipes_cli("cancel", toy.run.path)
     toy.until_gone(120)
