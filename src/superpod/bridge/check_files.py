@@ -10,6 +10,7 @@ JSON object: file -> error, or null if Megatron-Bridge accepts its configuration
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,9 +18,9 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from superpod.bridge import import_bridge  # noqa: F401 - adds stand-ins for packages that need a GPU
 
@@ -69,7 +70,7 @@ def _set_world_size(world_size: int) -> None:
     config.get_world_size_safe = lambda: world_size
 
 
-@contextmanager
+@contextlib.contextmanager
 def _run_environment(hf_config: str, sm: int) -> Iterator[None]:
     """Provide what a run has: a GPU, and the model's config.json.
 
@@ -83,18 +84,14 @@ def _run_environment(hf_config: str, sm: int) -> Iterator[None]:
         return AutoBridge.from_hf_config(AutoConfig.from_pretrained(hf_config))
 
     gpu = types.SimpleNamespace(major=sm // 10, minor=sm % 10, name=f"sm{sm}")
-    saved = (AutoBridge.from_hf_pretrained, torch.cuda.get_device_properties, dict(os.environ), Path.cwd())
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        AutoBridge.from_hf_pretrained = staticmethod(from_local_config)
-        torch.cuda.get_device_properties = lambda _device=None: gpu
-        try:
-            yield
-        finally:
-            os.chdir(saved[3])
-            os.environ.clear()
-            os.environ.update(saved[2])
-            AutoBridge.from_hf_pretrained, torch.cuda.get_device_properties = staticmethod(saved[0]), saved[1]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ),
+        mock.patch.object(AutoBridge, "from_hf_pretrained", from_local_config),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu),
+    ):
+        yield
 
 
 if __name__ == "__main__":
