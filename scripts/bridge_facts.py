@@ -9,13 +9,11 @@ Run it with the Python of an environment that has Megatron-Bridge (docs/bridge.m
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
-import inspect
 import json
-import pkgutil
 
-from superpod.bridge import facts, import_bridge  # noqa: F401 - import_bridge adds stand-ins for missing packages
+from superpod.bridge import facts
+from superpod.bridge.shipped_recipes import find_recipes
 
 
 def main() -> None:
@@ -49,8 +47,8 @@ def main() -> None:
         "versions": {name: importlib.metadata.version(name) for name in ("megatron-bridge", "megatron-core")},
         "architectures": AutoBridge.list_supported_models(),
         "userbuffers": [name for name in dir(comm_overlap) if name.startswith("userbuffers")],
-        "recipes": _recipe_names("recipes"),
-        "perf_recipes": _recipe_names("perf_recipes"),
+        "recipes": list(find_recipes("recipes")),
+        "perf_recipes": list(find_recipes("perf_recipes")),
         "fields": fields,
     }
     facts.STACK_FILE.write_text(json.dumps(stack, indent=1) + "\n")
@@ -60,28 +58,6 @@ def main() -> None:
 
 def _fields(cls: type) -> list[str]:
     return sorted(f.name for f in dataclasses.fields(cls) if not f.name.startswith("_"))
-
-
-def _recipe_names(folder: str) -> list[str]:
-    """Return the names of the functions that a package of Megatron-Bridge defines and that return a recipe."""
-    names = set()
-    package = importlib.import_module(f"{facts.PACKAGE}.{folder}")
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        module = importlib.import_module(found.name)
-        names |= {name for name, value in vars(module).items() if _is_recipe(name, value, folder)}
-    return sorted(names)
-
-
-def _is_recipe(name: str, value: object, folder: str) -> bool:
-    """Return whether `value` is defined in `folder` and can be called without arguments, like every recipe."""
-    if not name.endswith("_config") or name.startswith("_") or not inspect.isfunction(value):
-        return False
-    if not value.__module__.startswith(f"{facts.PACKAGE}.{folder}."):
-        return False
-    parameters = inspect.signature(value).parameters.values()
-    return "gpu_" in name and all(
-        p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters
-    )
 
 
 main()

@@ -3,27 +3,25 @@
 
     PYTHONPATH=src PYTHON_OF_BRIDGE scripts/bridge_recipes.py HF_CONFIGS
 
-HF_CONFIGS has a folder with config.json per model, named as in this project (`tests/bridge/hf_configs.py` writes them).
-Recipes of other models are counted, not built. Needs no GPU: see `superpod.bridge.import_bridge`.
+HF_CONFIGS is the absolute path of a folder that has a folder with config.json per model, named as in this project
+(`tests/bridge/hf_configs.py` writes them). Recipes of other models are counted, not built. Needs no GPU: see
+`superpod.bridge.import_bridge`.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
-import pkgutil
 import re
 import sys
 import tomllib
-import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # fail at once instead of trying to reach the hub
-from superpod.bridge import facts, import_bridge  # noqa: F401 - import_bridge adds stand-ins for missing packages
+from superpod.bridge import check_files, facts
+from superpod.bridge.shipped_recipes import find_recipes
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "bridge_recipes.md"
@@ -55,7 +53,8 @@ with the number of GPUs, which only the creation of the process groups checks (m
 def main() -> None:
     """Write the page."""
     validate = make_validator(Path(sys.argv[1]))
-    answers = {name: validate(name, function) for name, function in recipes()}
+    recipes = find_recipes("recipes") | find_recipes("perf_recipes")
+    answers = {name: validate(name, function) for name, function in recipes.items()}
     wrong = {name: error for name, error in answers.items() if error and error != NOT_BUILT and not needs_input(error)}
     counts = Counter(category(error) for error in answers.values())
     text = HEADING.format(version=facts.version(), total=len(answers), **{key: counts[key] for key in CATEGORIES})
@@ -88,59 +87,32 @@ def shorten(error: str) -> str:
     return text if len(text) < 260 else text[:257] + "..."
 
 
-def recipes() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield (name, function) of each recipe, from both packages of Megatron-Bridge."""
-    for folder in ("recipes", "perf_recipes"):
-        names = set(facts.stack()[folder])
-        package = importlib.import_module(f"{facts.PACKAGE}.{folder}")
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            for name, value in sorted(vars(importlib.import_module(found.name)).items()):
-                if name in names and inspect.isfunction(value) and value.__module__ == found.name:
-                    names.remove(name)
-                    yield name, value
-
-
 def make_validator(hf_configs: Path) -> Callable[[str, Callable[[], Any]], str | None]:
     """Return a function that returns the error of a recipe, None if there is none, or `NOT_BUILT`."""
-    import torch
-    from megatron.bridge import AutoBridge
-    from megatron.bridge.training import config as bridge_config
-    from transformers import AutoConfig
-
     models = {hf.lower(): model for model, ids in tomllib.loads(HF_IDS.read_text()).items() for hf in ids}
 
-    def from_local_config(path: object, **_options: Any) -> AutoBridge:
-        folder = hf_configs / models.get(str(path).lower(), "missing")
+    def find_hf_config(hf_model: str) -> str:
+        folder = hf_configs / models.get(hf_model.lower(), "missing")
         if not folder.is_dir():
-            raise LookupError(path)
-        return AutoBridge.from_hf_config(AutoConfig.from_pretrained(folder))
-
-    AutoBridge.from_hf_pretrained = staticmethod(from_local_config)
-    environment = dict(os.environ)
+            raise FileNotFoundError(folder)
+        return str(folder)
 
     def validate(name: str, function: Callable[[], Any]) -> str | None:
         size = NAME.search(name)
         assert size, name
         gpus, gpu = int(size["gpus"]), size["gpu"]
-        properties = types.SimpleNamespace(major=10 if gpu in BLACKWELL else 9, minor=0, name=f"NVIDIA {gpu.upper()}")
-        torch.cuda.get_device_properties = lambda _device=None: properties
-        bridge_config.get_world_size_safe = lambda: gpus
-        os.environ.clear()
-        os.environ.update(environment)
-        try:
-            config = function()
-        except Exception:  # a missing config.json, a processor of images, ...
-            return NOT_BUILT
-        if config.peft is not None and config.checkpoint.pretrained_checkpoint is None:
-            config.checkpoint.pretrained_checkpoint = "."
-        if not config.model.num_layers:
-            return NO_SIZES
-        try:
-            error = expert_parallel_error(config.model, gpus)
-            bridge_config.runtime_config_update(config)
-        except Exception as refusal:
-            return " ".join(f"{type(refusal).__name__}: {refusal}".split())
-        return error
+        with check_files.run_environment(find_hf_config, 100 if gpu in BLACKWELL else 90, f"NVIDIA {gpu.upper()}"):
+            try:
+                config = function()
+            except OSError:  # a config.json, a tokenizer or a processor of images that is not on this machine
+                return NOT_BUILT
+            except Exception as error:
+                return check_files.describe(error)
+            if config.peft is not None and config.checkpoint.pretrained_checkpoint is None:
+                config.checkpoint.pretrained_checkpoint = "."
+            if not config.model.num_layers:
+                return NO_SIZES
+            return check_files.validate(config, gpus) or expert_parallel_error(config.model, gpus)
 
     return validate
 
