@@ -204,3 +204,26 @@ def test_architectures_are_found_by_the_first_matching_pattern():
         "Qwen3Config8B": "Qwen3ForCausalLM",
         "T5Config3B": None,
     }
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("log.log_dir=logs", "log.log_dir"),
+        ("resume.resume_past_end=True", "resume.resume_past_end"),
+    ],
+)
+def test_settings_of_logs_and_of_resuming_are_listed(built, override, line):
+    assert line in bridge_config(built(RECIPES[0], override), RECIPES[0]).not_translated
+
+
+@pytest.mark.nemo
+def test_a_value_that_a_file_cannot_contain_is_listed_and_not_written(built):
+    import copy
+
+    partial = copy.deepcopy(built(RECIPES[0]))
+    partial.optim.config.lr = object()
+    config = bridge_config(partial, RECIPES[0])
+    assert "optimizer.lr: an object of class object" in config.not_translated
+    assert "lr" not in config.sections["optimizer"]

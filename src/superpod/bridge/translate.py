@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.bridge import architectures, facts
 from superpod.errors import UserError
 from superpod.nemo2.export import flatten
+from superpod.nemo2.validation.reading import class_name
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -87,18 +88,21 @@ RENAMED_PRECISION_FIELDS = {
 }
 """Field of MegatronMixedPrecision -> field of MixedPrecisionConfig."""
 
-DATA_FIELDS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "num_workers")
-"""Fields of NeMo's data modules that GPTDatasetConfig has, too."""
+DATA_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Flags of NeMo's data modules that GPTDatasetConfig has, too. All are off by default."""
 
 HANDLED = {
-    "data": {*DATA_FIELDS, "paths", "seq_length", "micro_batch_size", "global_batch_size", "split", "tokenizer", "seed"}
-    | {"index_mapping_dir", "dataset_root", "packed_sequence_specs", "dataset_kwargs", "pad_to_max_length"},
+    "data": {*DATA_FLAGS, "paths", "seq_length", "micro_batch_size", "global_batch_size", "split", "tokenizer", "seed"}
+    | {"num_workers", "index_mapping_dir", "dataset_root", "packed_sequence_specs"},
     "trainer": {"accelerator", "strategy", "callbacks", "plugins", "max_steps", "num_nodes", "devices"}
     | {"val_check_interval", "limit_val_batches", "limit_test_batches", "log_every_n_steps"}
     | {"accumulate_grad_batches", "use_distributed_sampler"},
     "trainer.strategy": {*PARALLEL_FIELDS, *CHECKPOINT_FIELDS, *DISTRIBUTED_FIELDS, "ddp", "fsdp"}
     | {"gradient_as_bucket_view"},
+    "optim": {"config", "lr_scheduler"},
     "optim.lr_scheduler": {"warmup_steps", "constant_steps", "min_lr", "max_steps"},
+    "log": {"ckpt", "name", "tensorboard"},
+    "resume": {"restore_config", "resume_if_exists", "resume_ignore_no_checkpoint"},
     "log.ckpt": {"monitor", "mode", "save_top_k", "save_last", "save_optim_on_train_end", "filename"}
     | {"every_n_train_steps"},
 }
@@ -144,8 +148,7 @@ def translate(partial: run.Partial, name: str, hf_model: str, base: run.Config |
     Raises:
         UserError: Megatron-Bridge cannot build the model.
     """
-    config_class = partial.model.config.__fn_or_cls__.__name__
-    reason = architectures.missing_reason(config_class, hf_model)
+    reason = architectures.missing_reason(class_name(partial.model.config), hf_model)
     if reason:
         raise UserError(f"cannot export to Megatron-Bridge: {reason}", "docs/bridge.md lists the models of both stacks")
     trainer, strategy = partial.trainer, partial.trainer.strategy
@@ -153,7 +156,7 @@ def translate(partial: run.Partial, name: str, hf_model: str, base: run.Config |
         hf_model=hf_model,
         world_size=trainer.num_nodes * trainer.devices,
         gpus_per_node=trainer.devices,
-        is_pretraining=partial.__fn_or_cls__.__name__ == "pretrain",
+        is_pretraining=class_name(partial) == "pretrain",
         model={},
         sections={},
     )
@@ -180,7 +183,7 @@ def translate(partial: run.Partial, name: str, hf_model: str, base: run.Config |
     if not result.sections["dist"]:
         del result.sections["dist"]
     if getattr(partial, "peft", None):
-        result.peft = (partial.peft.__fn_or_cls__.__name__, _known("peft", _arguments(partial.peft), lines))
+        result.peft = (class_name(partial.peft), _known("peft", _arguments(partial.peft), lines))
     lines += [f"callback {callback}" for callback in _callbacks(partial) if callback not in REPLACED_CALLBACKS]
     lines += _unhandled(partial)
     return result
@@ -196,11 +199,16 @@ def _argument(config: Any, name: str) -> Any:
 
 
 def _known(section: str, values: Mapping[str, Any], not_translated: list[str]) -> Values:
-    """Return the fields that the section has; add a line to `not_translated` for each of the others."""
-    for name in values:
+    """Return the fields that the section has and the file can contain; list each of the others in `not_translated`."""
+    known: Values = {}
+    for name, value in values.items():
         if not facts.has_field(section, name):
-            not_translated.append(f"{section}.{name} = {values[name]!r}: Megatron-Bridge has no such field")
-    return {name: value for name, value in values.items() if facts.has_field(section, name)}
+            not_translated.append(f"{section}.{name} = {value!r}: Megatron-Bridge has no such field")
+        elif not _is_plain(value):
+            not_translated.append(f"{section}.{name}: an object of class {type(value).__name__}")
+        else:
+            known[name] = value
+    return known
 
 
 def _unhandled(partial: run.Partial) -> Iterator[str]:
@@ -223,15 +231,9 @@ def _model(partial: run.Partial, base: run.Config | None, result: BridgeConfig) 
     values = _listed_fields(partial, is_pretraining=result.is_pretraining)
     before = _arguments(base.config) if base is not None else {}
     changed = {name: value for name, value in _arguments(config).items() if before.get(name, _MISSING) != value}
-    for name, value in changed.items():
-        if not _is_plain(value):
-            result.not_translated.append(f"model.{name}: a {type(value).__name__}")
-        elif name in ("fp8", "fp8_recipe"):
-            continue  # set by the mixed precision of the recipe
-        elif facts.has_field("model", name):
-            values[name] = value
-        else:
-            result.not_translated.append(f"model.{name} = {value!r}: Megatron-Bridge has no such field")
+    for name in ("fp8", "fp8_recipe"):  # the mixed precision of the recipe sets them
+        changed.pop(name, None)
+    values |= _known("model", changed, result.not_translated)
     values |= _experts(partial, values)
     if values.get("cuda_graph_impl") == "local":  # Megatron-Bridge supports it only for complete iterations
         values |= {"cuda_graph_impl": "transformer_engine", "use_te_rng_tracker": True}
@@ -281,9 +283,9 @@ def _experts(partial: run.Partial, values: Values) -> Values:
     return experts
 
 
-def _callbacks(partial: run.Partial) -> Iterator[str]:
-    for callback in partial.trainer.callbacks or []:
-        yield getattr(callback, "__fn_or_cls__", type(callback)).__name__
+def _callbacks(partial: run.Partial) -> dict[str, Any]:
+    """Return the callbacks of the recipe by the name of their class."""
+    return {class_name(callback): callback for callback in partial.trainer.callbacks or []}
 
 
 def _train(partial: run.Partial) -> Values:
@@ -292,22 +294,22 @@ def _train(partial: run.Partial) -> Values:
         "micro_batch_size": partial.data.micro_batch_size,
         "global_batch_size": partial.data.global_batch_size,
     }
-    for callback in partial.trainer.callbacks or []:
-        if callback.__fn_or_cls__.__name__ == "GarbageCollectionCallback":
-            values |= {"manual_gc": True, "manual_gc_interval": callback.gc_interval_train}
+    collection = _callbacks(partial).get("GarbageCollectionCallback")
+    if collection:
+        values |= {"manual_gc": True, "manual_gc_interval": collection.gc_interval_train}
     return values
 
 
 def _scheduler(partial: run.Partial, not_translated: list[str]) -> Values:
     schedule = partial.optim.lr_scheduler
-    name = schedule.__fn_or_cls__.__name__
+    name = class_name(schedule)
     if name != "CosineAnnealingScheduler":
         not_translated.append(f"learning-rate schedule {name}: written as cosine decay")
     if getattr(schedule, "constant_steps", 0):
         not_translated.append(f"constant_steps = {schedule.constant_steps} at the end of the learning-rate schedule")
     return {
         "lr_decay_style": "cosine",
-        "lr_decay_iters": partial.trainer.max_steps,
+        "lr_decay_iters": _argument(schedule, "max_steps") or partial.trainer.max_steps,
         "lr_warmup_iters": schedule.warmup_steps,
         "start_weight_decay": partial.optim.config.weight_decay,
         "end_weight_decay": partial.optim.config.weight_decay,
@@ -319,8 +321,8 @@ def _tokens(partial: run.Partial) -> Values:
     """Return a dataset of tokens: a blend of Megatron's indexed datasets, or random tokens."""
     data = partial.data
     values: Values = {"seq_length": data.seq_length, "random_seed": _argument(data, "seed") or 1234}
-    for name in DATA_FIELDS:
-        values[name] = _argument(data, name) or False
+    values |= {name: _argument(data, name) or False for name in DATA_FLAGS}
+    values["num_workers"] = data.num_workers
     values |= {"dataloader_type": "single", "split": getattr(data, "split", None) or "9999,8,2"}
     paths = getattr(data, "paths", None)
     if isinstance(paths, Mapping):
@@ -357,13 +359,12 @@ def _blend(paths: Any) -> tuple[list[str], list[float] | None]:
 def _tokenizer(partial: run.Partial, result: BridgeConfig) -> Values:
     """Return the tokenizer. In pretraining, it determines the vocabulary where NeMo's model has none, as in NeMo."""
     tokenizer: Any = getattr(partial.data, "tokenizer", None)
-    name = getattr(getattr(tokenizer, "__fn_or_cls__", None), "__name__", "")
+    name = class_name(tokenizer)
     values: Values = {}
     if result.is_pretraining and getattr(partial.model.config, "vocab_size", None) is None:
         values["use_tokenizer_vocab_size"] = True
-    if (
-        name == "NullTokenizer" and result.is_pretraining
-    ):  # NeMo's adds an end-of-document id, Megatron-Bridge's does not
+    if name == "NullTokenizer" and result.is_pretraining:
+        # NeMo's adds an end-of-document id to this size, Megatron-Bridge's does not.
         return values | {"tokenizer_type": "NullTokenizer", "vocab_size": tokenizer.vocab_size + 1}
     if name == "SentencePieceTokenizer":
         return values | {"tokenizer_type": "SentencePieceTokenizer", "tokenizer_model": tokenizer.model_path}
@@ -407,15 +408,14 @@ def _precision(plugin: Any, not_translated: list[str]) -> Values:
 
 def _comm_overlap(partial: run.Partial, result: BridgeConfig) -> Values:
     values: Values = {"tp_comm_overlap": False}
-    for callback in partial.trainer.callbacks or []:
-        if callback.__fn_or_cls__.__name__ != "MegatronCommOverlapCallback":
-            continue
-        arguments = _arguments(callback)
-        tuned = arguments.pop("tp_comm_overlap_cfg", None)
-        values |= _known("comm_overlap", arguments, result.not_translated)
-        if tuned is not None:
-            result.userbuffers = _find_userbuffers(tuned, result.not_translated)
-    return values
+    callback = _callbacks(partial).get("MegatronCommOverlapCallback")
+    if callback is None:
+        return values
+    arguments = _arguments(callback)
+    tuned = arguments.pop("tp_comm_overlap_cfg", None)
+    if tuned is not None:
+        result.userbuffers = _find_userbuffers(tuned, result.not_translated)
+    return values | _known("comm_overlap", arguments, result.not_translated)
 
 
 def _find_userbuffers(config: Any, not_translated: list[str]) -> str | None:
