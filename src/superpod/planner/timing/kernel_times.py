@@ -110,10 +110,15 @@ def ideal_seconds(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Num
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
 
-def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Number = 1) -> Number:
-    """Return the ideal time in seconds of a (grouped) GEMM; outputs have 2 bytes per element, in FP32 4."""
+def _gemm_bytes(precision: str, m: Number, n: Number, k: Number, groups: Number) -> Number:
+    """Return the bytes of both operands and of the output, which has 2 bytes per element, in FP32 4."""
     element = element_bytes(precision)
-    passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
+    return groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
+
+
+def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number, groups: Number = 1) -> Number:
+    """Return the ideal time in seconds of a (grouped) GEMM."""
+    passed = _gemm_bytes(precision, m, n, k, groups)
     return ideal_seconds(gpu, 2.0 * groups * m * n * k, gpu.tflops(precision), passed)
 
 
@@ -133,8 +138,7 @@ def gemm_parts(
     ratio = np.exp(_interpolate(_product_grids(gpus, precision), [(m * groups, SIDES), (n, SIDES), (k, SIDES)]))
     shape = (len(gpus),) + (1,) * (ratio.ndim - 1)
     flops, hbm = (np.reshape(rates, shape) for rates in _rates(gpus, precision))
-    element = element_bytes(precision)
-    passed = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
+    passed = _gemm_bytes(precision, m, n, k, groups)
     return ratio * (2.0 * groups * m * n * k / flops), ratio * (passed / hbm + LAUNCH_S)
 
 
